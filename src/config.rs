@@ -1,0 +1,311 @@
+//! A cache's settings, and the builder that checks them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::error::BuildError;
+use crate::executor::Executor;
+use crate::freshness::{Backoff, Lifetime, Ttl};
+use crate::hash::DefaultHashBuilder;
+use crate::loader::{Expiry, Fallback, Loader, SharedExpiry, SharedLoader};
+
+/// How long a leader may take before somebody else may lead, unless the builder says otherwise.
+const LEASE: Duration = Duration::from_secs(30);
+/// More shards than this serve nobody.
+const MAX_SHARDS: usize = 1 << 16;
+
+/// What a cache was built with, checked.
+pub(crate) struct Settings<K, V> {
+    pub(crate) name: Arc<str>,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) time_to_idle: Option<Duration>,
+    /// How long a dead value may be served when a load fails or a wait ends.
+    pub(crate) grace: Duration,
+    pub(crate) backoff: Backoff,
+    pub(crate) lease: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) initial_capacity: usize,
+    pub(crate) shards: usize,
+    pub(crate) expiry: Option<SharedExpiry<K, V>>,
+    pub(crate) fallback: Option<Fallback<K, V>>,
+    pub(crate) loader: Option<SharedLoader<K, V>>,
+}
+
+/// Builds a [`Cache`](crate::Cache); made by [`Cache::builder`](crate::Cache::builder).
+///
+/// Every setting has a default. Durations may be anything from zero to [`Duration::MAX`], which stands for "for
+/// ever"; times are exact up to one tick of the clock (4 ms for the default one).
+#[must_use]
+pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
+    name: String,
+    time_to_live: Option<Duration>,
+    soft_ttl: Option<Duration>,
+    time_to_idle: Option<Duration>,
+    jitter: f64,
+    stale_if_error: Duration,
+    lease: Duration,
+    wait_timeout: Option<Duration>,
+    initial_capacity: usize,
+    shards: Option<usize>,
+    expiry: Option<SharedExpiry<K, V>>,
+    fallback: Option<Fallback<K, V>>,
+    loader: Option<SharedLoader<K, V>>,
+    clock: Option<Arc<dyn Clock>>,
+    executor: Option<Arc<dyn Executor>>,
+    hasher: S,
+}
+
+/// What the cache is made of beside its settings.
+pub(crate) struct Parts<S> {
+    pub(crate) hasher: S,
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    pub(crate) executor: Option<Arc<dyn Executor>>,
+}
+
+impl<K, V> CacheBuilder<K, V> {
+    pub(crate) fn new() -> Self {
+        Self {
+            name: String::new(),
+            time_to_live: None,
+            soft_ttl: None,
+            time_to_idle: None,
+            jitter: 0.0,
+            stale_if_error: Duration::ZERO,
+            lease: LEASE,
+            wait_timeout: None,
+            initial_capacity: 0,
+            shards: None,
+            expiry: None,
+            fallback: None,
+            loader: None,
+            clock: None,
+            executor: None,
+            hasher: DefaultHashBuilder::default(),
+        }
+    }
+}
+
+impl<K, V, S> CacheBuilder<K, V, S> {
+    /// A name for error texts and thread names. Default: none.
+    pub fn name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    /// The hard TTL: how long a value is served after it was loaded or inserted. Default: for ever.
+    pub fn time_to_live(mut self, ttl: Duration) -> Self {
+        self.time_to_live = Some(ttl);
+        self
+    }
+
+    /// How long a value is fresh. After that it is stale: served at once, while one caller or one background job
+    /// refreshes it. At most `time_to_live`. Default: as long as it is served.
+    pub fn soft_ttl(mut self, soft_ttl: Duration) -> Self {
+        self.soft_ttl = Some(soft_ttl);
+        self
+    }
+
+    /// How long a value is served after it was last read by a counting read, loaded or inserted. Default: for ever.
+    ///
+    /// With this setting a hit notes its time, once per tick of the clock.
+    pub fn time_to_idle(mut self, idle: Duration) -> Self {
+        self.time_to_idle = Some(idle);
+        self
+    }
+
+    /// Spreads deadlines: each entry's soft and hard TTL are scaled by one random factor from `(1 - jitter, 1]`, so
+    /// that the TTL stays an upper bound and entries loaded together do not end together. From 0, the default, to 1.
+    pub fn jitter(mut self, jitter: f64) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Gives each entry times of its own, from its key, its value and what its load took.
+    pub fn expire_after(mut self, expiry: impl Expiry<K, V>) -> Self {
+        self.expiry = Some(Arc::new(expiry));
+        self
+    }
+
+    /// Grace: how long after its hard deadline a value may still be served when the load that should replace it fails
+    /// or a wait for it ends (as `stale-if-error`, RFC 5861 section 4). Default: zero.
+    pub fn stale_if_error(mut self, grace: Duration) -> Self {
+        self.stale_if_error = grace;
+        self
+    }
+
+    /// How long a leader may take before somebody else may lead: a load that hangs holds its key no longer than this.
+    /// More than zero. Default: 30 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a fallible call waits for somebody else's load. When it ends, the call gets a stale value, one in
+    /// grace, the fallback's, or a [`TimedOut`](crate::LoadErrorKind::TimedOut) error: never a load of its own.
+    /// Default: no limit but the lease.
+    pub fn wait_timeout(mut self, timeout: Duration) -> Self {
+        self.wait_timeout = Some(timeout);
+        self
+    }
+
+    /// The last resort of a fallible call whose load failed or whose wait ended. What it returns is not stored.
+    pub fn fallback(mut self, fallback: impl Fn(&K) -> Option<V> + Send + Sync + 'static) -> Self {
+        self.fallback = Some(Arc::new(fallback));
+        self
+    }
+
+    /// Room for this many entries before the table first grows. Default: little.
+    pub fn initial_capacity(mut self, entries: usize) -> Self {
+        self.initial_capacity = entries;
+        self
+    }
+
+    /// How many independent tables the cache has, rounded up to a power of two. From 1 to 65,536. Default: four times
+    /// the number of processors.
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = Some(shards);
+        self
+    }
+
+    /// The hasher. Weak ones are folded, so that they need not fill all bits. Default: ahash with random keys.
+    pub fn hasher<S2>(self, hasher: S2) -> CacheBuilder<K, V, S2> {
+        let Self {
+            name,
+            time_to_live,
+            soft_ttl,
+            time_to_idle,
+            jitter,
+            stale_if_error,
+            lease,
+            wait_timeout,
+            initial_capacity,
+            shards,
+            expiry,
+            fallback,
+            loader,
+            clock,
+            executor,
+            hasher: _,
+        } = self;
+        CacheBuilder {
+            name,
+            time_to_live,
+            soft_ttl,
+            time_to_idle,
+            jitter,
+            stale_if_error,
+            lease,
+            wait_timeout,
+            initial_capacity,
+            shards,
+            expiry,
+            fallback,
+            loader,
+            clock,
+            executor,
+            hasher,
+        }
+    }
+
+    /// The clock. Default: the system's monotonic clock, read coarsely (4 ms).
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Where background refreshes run. Default: a keeper of the cache's own, up to four threads that are started when
+    /// the first refresh is due.
+    pub fn executor(mut self, executor: impl Executor) -> Self {
+        self.executor = Some(Arc::new(executor));
+        self
+    }
+
+    /// Attaches a loader, for [`get_or_load`](crate::Cache::get_or_load) and refreshes in the background. Closures
+    /// `|key: &K| ..` that return a `Result` are loaders.
+    pub fn loader(mut self, loader: impl Loader<K, V>) -> Self {
+        self.loader = Some(Arc::new(loader));
+        self
+    }
+
+    /// [`loader`](Self::loader) for a closure, where the type of its argument is to be inferred.
+    pub fn loader_fn<E>(self, load: impl Fn(&K) -> Result<V, E> + Send + Sync + 'static) -> Self
+    where
+        E: Into<crate::BoxError> + 'static,
+        K: 'static,
+        V: 'static,
+    {
+        self.loader(load)
+    }
+
+    /// Checks all settings against their rules and each other.
+    pub(crate) fn check(self) -> Result<(Settings<K, V>, Parts<S>), BuildError> {
+        if let (Some(soft), Some(hard)) = (self.soft_ttl, self.time_to_live)
+            && soft > hard
+        {
+            return Err(BuildError::new(
+                "soft_ttl",
+                format!("{soft:?}, with a time_to_live of {hard:?}"),
+                "at most time_to_live",
+            ));
+        }
+        if !(0.0..=1.0).contains(&self.jitter) {
+            return Err(BuildError::new("jitter", format!("{:?}", self.jitter), "from 0 to 1"));
+        }
+        if self.lease.is_zero() {
+            return Err(BuildError::new("lease", format!("{:?}", self.lease), "more than zero"));
+        }
+        let shards = self.shards.unwrap_or_else(default_shards);
+        if shards == 0 || shards > MAX_SHARDS {
+            return Err(BuildError::new("shards", shards.to_string(), "from 1 to 65536"));
+        }
+        if self.initial_capacity > 1 << 40 {
+            return Err(BuildError::new(
+                "initial_capacity",
+                self.initial_capacity.to_string(),
+                "at most 2^40",
+            ));
+        }
+        let settings = Settings {
+            name: self.name.into(),
+            lifetime: Lifetime {
+                ttl: Ttl { soft: self.soft_ttl, hard: self.time_to_live },
+                jitter: self.jitter,
+            },
+            time_to_idle: self.time_to_idle,
+            grace: self.stale_if_error,
+            backoff: Backoff::FIXED,
+            lease: self.lease,
+            wait_timeout: self.wait_timeout,
+            initial_capacity: self.initial_capacity,
+            shards: shards.next_power_of_two(),
+            expiry: self.expiry,
+            fallback: self.fallback,
+            loader: self.loader,
+        };
+        Ok((settings, Parts { hasher: self.hasher, clock: self.clock, executor: self.executor }))
+    }
+}
+
+fn default_shards() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (4 * processors).min(MAX_SHARDS)
+}
+
+impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheBuilder")
+            .field("name", &self.name)
+            .field("time_to_live", &self.time_to_live)
+            .field("soft_ttl", &self.soft_ttl)
+            .field("time_to_idle", &self.time_to_idle)
+            .field("jitter", &self.jitter)
+            .field("stale_if_error", &self.stale_if_error)
+            .field("lease", &self.lease)
+            .field("wait_timeout", &self.wait_timeout)
+            .field("initial_capacity", &self.initial_capacity)
+            .field("shards", &self.shards)
+            .finish_non_exhaustive()
+    }
+}

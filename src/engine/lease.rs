@@ -1,0 +1,254 @@
+//! The lease: the leader's right to end a flight, once, in one of a few ways.
+
+use super::Core;
+use crate::clock::Moment;
+use crate::error::LoadError;
+use crate::flight::{Outcome, Seat};
+use crate::freshness::{Stage, Ttl};
+use crate::loader::LoadCause;
+use crate::observe::Count;
+use crate::primitive::Arc as Shared;
+use crate::primitive::epoch::{Guard, pin};
+use crate::primitive::step::step;
+use crate::slot::{Flight, Held, NewCell, Next, State};
+use crate::table::Linked;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The leader's right to end a flight. Dropped without having ended it, it abandons the flight: the slot goes back to
+/// what it was, and those who wait look again.
+pub(crate) struct Lease<K, V, S> {
+    core: Arc<Core<K, V, S>>,
+    flight: Shared<Flight<K, V>>,
+    seat: Option<Seat<Flight<K, V>>>,
+    cause: LoadCause,
+    /// The flight that this one has taken over from, until those who wait for it are woken.
+    superseded: Option<Shared<Flight<K, V>>>,
+    /// When the loader was called, exactly.
+    begun: Moment,
+}
+
+/// What became of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Published {
+    /// It took effect.
+    Done,
+    /// It was refused: the slot had moved on.
+    Fenced,
+}
+
+impl<K, V, S> Lease<K, V, S> {
+    pub(super) fn new(
+        core: &Arc<Core<K, V, S>>,
+        flight: Shared<Flight<K, V>>,
+        cause: LoadCause,
+        superseded: Option<Shared<Flight<K, V>>>,
+    ) -> Self {
+        let seat = Some(core.flights.enter(flight.clone()));
+        Self { core: core.clone(), flight, seat, cause, superseded, begun: Moment::NEVER }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core<K, V, S>> {
+        &self.core
+    }
+
+    pub(crate) fn flight(&self) -> &Flight<K, V> {
+        &self.flight
+    }
+
+    pub(crate) fn key(&self) -> &K {
+        self.flight.target.key()
+    }
+
+    pub(crate) fn cause(&self) -> LoadCause {
+        self.cause
+    }
+
+    /// Begins a queued load. `false` if somebody has taken the flight over: the load must not run.
+    #[must_use]
+    pub(crate) fn begin_queued(&self) -> bool {
+        self.flight.begin(self.core.time.now().plus(self.core.settings.lease))
+    }
+
+    /// The load begins now. Not under a pin.
+    pub(crate) fn begin(&mut self) {
+        if let Some(old) = self.superseded.take() {
+            old.ring();
+        }
+        self.core.counters.add(Count::Loads);
+        self.begun = self.core.time.precise();
+    }
+
+    /// How long the load has taken so far.
+    pub(crate) fn took(&self) -> Duration {
+        self.core.time.precise().since(self.begun)
+    }
+
+    /// The value that the load is to replace, in whatever stage, if the slot still leads to it.
+    pub(crate) fn previous(&self, guard: &Guard) -> Option<V>
+    where
+        V: Clone,
+    {
+        self.mine(guard)?.held().cell().map(|cell| cell.value.clone())
+    }
+
+    /// The value that the load is to replace, if it is still served.
+    pub(crate) fn current(&self, guard: &Guard) -> Option<V>
+    where
+        V: Clone,
+    {
+        let cell = self.mine(guard)?.held().cell()?;
+        let stage = self.core.stage_at(&self.flight.target, cell, self.core.time.now());
+        (stage <= Stage::Stale).then(|| cell.value.clone())
+    }
+
+    /// The slot's state if it is still this flight's.
+    fn mine<'g>(&'g self, guard: &'g Guard) -> Option<State<'g, K, V>> {
+        let state = self.flight.target.load(guard);
+        matches!(state, State::Loading(flight) if std::ptr::eq(flight, &raw const *self.flight))
+            .then_some(state)
+    }
+
+    /// Records a failure, which all who wait share.
+    pub(crate) fn fail(self, error: LoadError) -> Published
+    where
+        V: Clone,
+    {
+        self.core.counters.add(Count::LoadFailures);
+        let shared = error.clone();
+        self.remember(error, Outcome::Failure(shared))
+    }
+
+    /// Records a failure that those who wait do not share: each of them may lead.
+    pub(crate) fn fail_alone(self, error: LoadError) -> Published
+    where
+        V: Clone,
+    {
+        self.remember(error, Outcome::LookAgain)
+    }
+
+    fn remember(self, error: LoadError, outcome: Outcome<V>) -> Published
+    where
+        V: Clone,
+    {
+        let core = self.core.clone();
+        let now = core.time.now();
+        let flight = self.flight.clone();
+        let next = |held: Held<'_, V>| {
+            let rescues = held.cell().is_some_and(|c| core.stage_at(&flight.target, c, now) != Stage::Dead);
+            let backoff = core.settings.backoff;
+            let pause = if rescues { backoff.with_value } else { backoff.without_value };
+            let attempts = held.record().map_or(0, |r| r.attempts).saturating_add(1);
+            match (pause.is_zero(), rescues) {
+                (false, _) => Next::Failure { error, retry_at: now.plus(pause), attempts },
+                (true, true) => Next::Prev,
+                (true, false) => Next::Dead,
+            }
+        };
+        self.end(next, || outcome)
+    }
+
+    /// The source has no such key: the entry goes.
+    pub(crate) fn absent(self) -> Published
+    where
+        V: Clone,
+    {
+        self.end(|_| Next::Dead, || Outcome::Failure(LoadError::absent()))
+    }
+
+    /// The entry goes; those who wait look again.
+    pub(crate) fn remove(self) -> Published {
+        self.end(|_| Next::Dead, || Outcome::LookAgain)
+    }
+
+    /// The slot goes back to what it was; those who wait look again.
+    pub(crate) fn abandon(self) -> Published {
+        self.end(|_| Next::Prev, || Outcome::LookAgain)
+    }
+
+    fn end(
+        mut self,
+        next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
+        outcome: impl FnOnce() -> Outcome<V>,
+    ) -> Published {
+        let published = self.end_in_place(next, outcome);
+        if published == Published::Fenced {
+            self.core.counters.add(Count::Fenced);
+        }
+        published
+    }
+
+    /// The one order in which a flight ends: slot CAS, close, outcome, bookkeeping, unpin, bell.
+    fn end_in_place(
+        &mut self,
+        next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
+        outcome: impl FnOnce() -> Outcome<V>,
+    ) -> Published {
+        let Some(seat) = self.seat.take() else { return Published::Fenced };
+        let (core, flight) = (&*self.core, &*self.flight);
+        let guard = pin();
+        let swung =
+            self.mine(&guard).map(|state| core.swing(&flight.target, state, next(state.held()), &guard));
+        step();
+        let waiters = flight.close();
+        if waiters > 0 {
+            // A value's `Clone` is user code: if it panics, those who wait look for themselves.
+            flight.settle(catch_unwind(AssertUnwindSafe(outcome)).unwrap_or(Outcome::LookAgain));
+        }
+        step();
+        core.flights.leave(seat, &guard);
+        core.sweep_a_little(core.shard(flight.target.hash()), &guard);
+        drop(guard);
+        if waiters > 0 {
+            flight.ring();
+        }
+        // What was refused is dropped last: its destructor is user code.
+        match swung {
+            Some(Ok(())) => Published::Done,
+            _ => Published::Fenced,
+        }
+    }
+}
+
+impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
+    /// Publishes a value. `spare` is the caller's own clone of it, for those who have joined.
+    ///
+    /// Where the value is not to be stored, or has a TTL of zero, the entry goes: what was there is outdated.
+    pub(crate) fn publish(self, value: V, own: Ttl, store: bool, spare: Option<&V>) -> Published {
+        let own = self.own_times(&value, own);
+        let core = &*self.core;
+        let now = core.time.now();
+        let times = core.times(own, now);
+        // A clone for those who have joined, where nobody else keeps one. Who joins after this finds the value in the slot.
+        let kept = (spare.is_none() && self.flight.waiters() > 0).then(|| value.clone());
+        let (next, unsold) = if store && times.hard > now {
+            (Next::Value(NewCell::for_flight(&self.flight, times, value)), None)
+        } else {
+            (Next::Dead, Some(value))
+        };
+        self.end(
+            |_| next,
+            || {
+                spare
+                    .or(kept.as_ref())
+                    .or(unsold.as_ref())
+                    .map_or(Outcome::LookAgain, |v| Outcome::Value(v.clone()))
+            },
+        )
+    }
+
+    /// The times that the cache's `Expiry` gives, where the load itself gave none.
+    fn own_times(&self, value: &V, own: Ttl) -> Ttl {
+        let Some(expiry) = &self.core.settings.expiry else { return own };
+        let theirs = expiry.ttl(self.key(), value, Some(self.took()));
+        Ttl { soft: own.soft.or(theirs.soft), hard: own.hard.or(theirs.hard) }
+    }
+}
+
+impl<K, V, S> Drop for Lease<K, V, S> {
+    fn drop(&mut self) {
+        let _ = self.end_in_place(|_| Next::Prev, || Outcome::LookAgain);
+    }
+}

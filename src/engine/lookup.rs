@@ -1,0 +1,251 @@
+//! What a call that may load comes to: a hit, a lease, a place in somebody else's flight, or a reason to back off.
+
+use super::{Core, Hit, Lease};
+use crate::clock::Moment;
+use crate::error::LoadError;
+use crate::freshness::Stage;
+use crate::loader::LoadCause;
+use crate::observe::Count;
+use crate::primitive::Arc as Shared;
+use crate::primitive::epoch::Guard;
+use crate::primitive::step::step;
+use crate::slot::{Cell, Flight, Held, Next, Slot, SlotRef, SlotTicket, State, Unborn, share_of};
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which values a call takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Accept {
+    /// No older than this.
+    pub(crate) max_age: Option<Duration>,
+    /// Stale for no longer than this.
+    pub(crate) max_stale: Option<Duration>,
+}
+
+impl Accept {
+    fn takes<V>(self, cell: &Cell<V>, now: Moment) -> bool {
+        self.max_age.is_none_or(|most| now.since(cell.times.born) <= most)
+            && self.max_stale.is_none_or(|most| now.since(cell.times.soft) <= most)
+    }
+}
+
+/// When the load of a lease begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// At once, in the caller's hands.
+    Now,
+    /// When an executor comes to it.
+    Queued,
+}
+
+/// What a call wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    /// The values that will do; `None`: the call wants to lead, whatever is there.
+    pub(crate) accept: Option<Accept>,
+    /// Whether it may lead a load.
+    pub(crate) may_lead: bool,
+    /// Whether it must let a back-off pass.
+    pub(crate) backs_off: bool,
+    /// How a load begins that somebody waits for.
+    pub(crate) miss: Start,
+    /// How a load begins while a stale value is served.
+    pub(crate) stale: Start,
+}
+
+/// What a look-up came to.
+pub(crate) enum Lookup<'g, K, V, S> {
+    /// A value to serve at once; with a lease, the caller has been chosen to refresh it.
+    Hit { hit: Hit<'g, V>, lease: Option<Lease<K, V, S>> },
+    /// Nothing to serve: the caller loads.
+    Lead(Lease<K, V, S>),
+    /// Nothing to serve: somebody else loads.
+    Join(SlotTicket<K, V>),
+    /// Nothing to serve, and the last load failed a short while ago.
+    BackingOff(LoadError),
+    /// Nothing to serve, and the call may not load.
+    NotCached,
+}
+
+/// What to do about a slot in which nothing can be served.
+enum Move<'g, K, V> {
+    Claim(Held<'g, V>),
+    TakeOver(&'g Flight<K, V>),
+}
+
+impl<K, V, S> Core<K, V, S>
+where
+    K: Eq + Hash + 'static,
+    V: 'static,
+    S: BuildHasher,
+{
+    /// Looks a key up for a call that may load. Never waits.
+    pub(crate) fn lookup<'g, Q>(
+        self: &'g Arc<Self>,
+        key: &Q,
+        demand: &Demand,
+        guard: &'g Guard,
+    ) -> Lookup<'g, K, V, S>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let hash = self.hash(key);
+        loop {
+            let Some((slot, state)) = self.seek(hash, key, guard) else {
+                if !demand.may_lead {
+                    return Lookup::NotCached;
+                }
+                match self.found(hash, key, demand.miss, guard) {
+                    Some(lease) => return Lookup::Lead(lease),
+                    None => continue,
+                }
+            };
+            let held = state.held();
+            // A fresh value that will do is the common case: the clock is read once for it, or not at all.
+            if let (Some(cell), Some(accept)) = (held.cell(), demand.accept) {
+                let stage = self.stage(slot, cell, true);
+                let limited = accept.max_age.is_some() || accept.max_stale.is_some();
+                if stage <= Stage::Stale && (!limited || accept.takes(cell, self.time.now())) {
+                    let lease = match (stage, state) {
+                        (Stage::Stale, State::Ready(held)) if demand.may_lead => {
+                            self.refresh_lease(slot, held, demand.stale, guard)
+                        }
+                        _ => None,
+                    };
+                    return Lookup::Hit { hit: Hit { cell, stage }, lease };
+                }
+            }
+            if !demand.may_lead {
+                return Lookup::NotCached;
+            }
+            let now = self.time.now();
+            let action = match state {
+                State::Ready(held) => {
+                    if let Some(record) = held.record()
+                        && demand.backs_off
+                        && now < record.retry_at
+                    {
+                        let left = record.retry_at.since(now);
+                        return Lookup::BackingOff(LoadError::backing_off(&record.error, left));
+                    }
+                    Move::Claim(held)
+                }
+                State::Loading(flight) if flight.may_be_taken_over(now, demand.miss == Start::Now) => {
+                    Move::TakeOver(flight)
+                }
+                State::Loading(flight) => match slot.join(flight, guard) {
+                    Some(ticket) => return Lookup::Join(ticket),
+                    None => {
+                        // INV-flight-1: the slot has moved on, or its last owner is about to move it on: do it for him.
+                        let _ = self.swing(slot, state, Next::Prev, guard);
+                        continue;
+                    }
+                },
+                State::Dead => continue,
+            };
+            if let Some(lease) = self.lead(slot, &action, demand, now, guard) {
+                return Lookup::Lead(lease);
+            }
+        }
+    }
+
+    /// A new slot with a load under way. `None` if somebody else has linked one meanwhile.
+    fn found<Q>(self: &Arc<Self>, hash: u64, key: &Q, start: Start, guard: &Guard) -> Option<Lease<K, V, S>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let now = self.time.now();
+        let (slot, flight) = Unborn::with_flight(hash, key.to_owned(), now, |target, prev| {
+            Flight::new(target, prev, true, now, self.lease_end(start, now))
+        });
+        step();
+        match slot.link(&self.shard(hash).table, guard) {
+            Ok(()) => Some(Lease::new(self, flight, LoadCause::Miss, None)),
+            Err(_) => None,
+        }
+    }
+
+    /// Claims or takes over by one CAS from exactly what was judged.
+    fn lead(
+        self: &Arc<Self>,
+        slot: &Slot<K, V>,
+        action: &Move<'_, K, V>,
+        demand: &Demand,
+        now: Moment,
+        guard: &Guard,
+    ) -> Option<Lease<K, V, S>> {
+        let from = match *action {
+            Move::Claim(held) => State::Ready(held),
+            Move::TakeOver(flight) => {
+                // Settles the old flight before the CAS: those who wait for it look again.
+                if !flight.supersede(now) {
+                    return None;
+                }
+                State::Loading(flight)
+            }
+        };
+        let cause = if demand.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss };
+        let superseded = match *action {
+            Move::Claim(_) => None,
+            Move::TakeOver(flight) => Some(share_of(flight)),
+        };
+        let taken_over = superseded.is_some();
+        let flight = self.claim(slot, from, demand.miss, now, guard)?;
+        if taken_over {
+            self.counters.add(Count::Takeovers);
+        }
+        Some(Lease::new(self, flight, cause, superseded))
+    }
+
+    /// The lease to refresh a stale value, for the one caller that gets it.
+    fn refresh_lease(
+        self: &Arc<Self>,
+        slot: &Slot<K, V>,
+        held: Held<'_, V>,
+        start: Start,
+        guard: &Guard,
+    ) -> Option<Lease<K, V, S>> {
+        let now = self.time.now();
+        if held.record().is_some_and(|record| now < record.retry_at) {
+            return None;
+        }
+        let flight = self.claim(slot, State::Ready(held), start, now, guard)?;
+        Some(Lease::new(self, flight, LoadCause::Stale, None))
+    }
+
+    /// The one CAS by which a load of an existing slot begins.
+    fn claim(
+        &self,
+        slot: &Slot<K, V>,
+        from: State<'_, K, V>,
+        start: Start,
+        now: Moment,
+        guard: &Guard,
+    ) -> Option<Shared<Flight<K, V>>> {
+        let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
+        let flight = Shared::new(Flight::new(target, prev, false, now, self.lease_end(start, now)));
+        self.swing(slot, from, Next::Loading(flight.clone()), guard).ok()?;
+        Some(flight)
+    }
+
+    fn lease_end(&self, start: Start, now: Moment) -> Option<Moment> {
+        (start == Start::Now).then(|| now.plus(self.settings.lease))
+    }
+
+    /// What the ladder has for a call whose load failed or whose wait ended: a stale value, or one in grace.
+    pub(crate) fn salvage<'g, Q>(&'g self, key: &Q, accept: Accept, guard: &'g Guard) -> Option<Hit<'g, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let (slot, state) = self.seek(self.hash(key), key, guard)?;
+        let cell = state.held().cell()?;
+        let now = self.time.now();
+        let stage = self.stage_at(slot, cell, now);
+        (stage != Stage::Dead && accept.takes(cell, now)).then_some(Hit { cell, stage })
+    }
+}

@@ -1,0 +1,343 @@
+//! The engine: shards of slots, and what a look-up comes to.
+//!
+//! It never blocks, waits, spawns, or runs user code while it holds anything but a pin, and under a pin only `Hash`,
+//! `Eq`, `Clone` of a value, and the closures of `read` and `retain`. It answers a look-up with *hit* (perhaps with
+//! a lease to refresh), *lead*, *join* or *back off*; the fronts differ only in how they wait and how they call a loader.
+//!
+//! Every function here takes the caller's pin as a `&Guard`.
+
+mod lease;
+mod lookup;
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod write;
+
+pub(crate) use write::source_fence;
+
+pub(crate) use lease::{Lease, Published};
+pub(crate) use lookup::{Accept, Demand, Lookup, Start};
+
+use crate::clock::{Moment, Time};
+use crate::config::Settings;
+use crate::executor::{Executor, Job, Keeper};
+use crate::flight::Registry;
+use crate::freshness::{Stage, Times, Ttl};
+use crate::hash::{hash_of, shard_of};
+use crate::observe::{Count, Counters, InFlight, Stats};
+use crate::primitive::Padded;
+use crate::primitive::epoch::{Guard, drop_panics};
+use crate::primitive::plain::{AtomicU64, AtomicUsize, Ordering};
+use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
+use crate::table::{Linked, Table};
+use std::borrow::Borrow;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+/// One independent table.
+pub(crate) struct Shard<K, V> {
+    table: Table<Slot<K, V>>,
+    /// Values in the table, whatever their stage. A change counts a moment after its CAS, so this may wrap below zero.
+    values: Padded<AtomicUsize>,
+    /// Where the sweep goes on, by hash prefix.
+    sweep: AtomicU64,
+}
+
+/// A cache without its handles: what all fronts and jobs share.
+pub(crate) struct Core<K, V, S> {
+    pub(crate) settings: Settings<K, V>,
+    pub(crate) time: Time,
+    pub(crate) counters: Counters,
+    pub(crate) keeper: Keeper,
+    executor: Option<Arc<dyn Executor>>,
+    hasher: S,
+    shards: Box<[Shard<K, V>]>,
+    flights: Registry<Flight<K, V>>,
+    /// Whether values can end at all, so that a sweep has something to find.
+    mortal: bool,
+}
+
+/// A value that may be served at once.
+pub(crate) struct Hit<'g, V> {
+    pub(crate) cell: &'g Cell<V>,
+    pub(crate) stage: Stage,
+}
+
+impl<K, V, S> Core<K, V, S> {
+    pub(crate) fn new(
+        settings: Settings<K, V>,
+        time: Time,
+        hasher: S,
+        executor: Option<Arc<dyn Executor>>,
+    ) -> Self {
+        let each = settings.initial_capacity.div_ceil(settings.shards);
+        let shard = |_| Shard {
+            table: Table::with_capacity(each),
+            values: Padded::default(),
+            sweep: AtomicU64::new(0),
+        };
+        Self {
+            time,
+            counters: Counters::new(),
+            keeper: Keeper::new(&settings.name),
+            executor,
+            hasher,
+            shards: (0..settings.shards).map(shard).collect(),
+            flights: Registry::new(),
+            mortal: settings.lifetime.ttl.hard.is_some()
+                || settings.time_to_idle.is_some()
+                || settings.expiry.is_some(),
+            settings,
+        }
+    }
+
+    #[inline]
+    fn shard(&self, hash: u64) -> &Shard<K, V> {
+        &self.shards[shard_of(hash, self.shards.len())]
+    }
+
+    /// How a value stands at `now`.
+    fn stage_at(&self, slot: &Slot<K, V>, cell: &Cell<V>, now: Moment) -> Stage {
+        match self.settings.time_to_idle {
+            // Idle for too long is as good as never there: no grace.
+            Some(idle) if slot.used().max(cell.times.born).plus(idle) <= now => Stage::Dead,
+            _ => cell.times.stage(now, self.settings.grace),
+        }
+    }
+
+    /// How a value stands; the clock is read only if it matters. `used` notes the use where idle time counts.
+    #[inline]
+    fn stage(&self, slot: &Slot<K, V>, cell: &Cell<V>, used: bool) -> Stage {
+        if self.settings.time_to_idle.is_none() {
+            if cell.times.never_end() {
+                return Stage::Fresh;
+            }
+            return cell.times.stage(self.time.now(), self.settings.grace);
+        }
+        let now = self.time.now();
+        let stage = self.stage_at(slot, cell, now);
+        if used && stage <= Stage::Stale {
+            slot.touch(now);
+        }
+        stage
+    }
+
+    /// The times of a value that is stored now.
+    pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
+        self.settings.lifetime.times(own, now, rand::random)
+    }
+
+    /// Values in the cache, whatever their stage.
+    pub(crate) fn values(&self) -> usize {
+        // Relaxed: an estimate while others write. Signed, since a removal may count before the insertion it undoes.
+        let sum: isize = self.shards.iter().map(|s| s.values.0.load(Ordering::Relaxed).cast_signed()).sum();
+        usize::try_from(sum).unwrap_or(0)
+    }
+
+    /// Moves a slot's word from exactly what was seen, keeps the count of values, and unlinks a slot that is dead now.
+    fn swing(
+        &self,
+        slot: &Slot<K, V>,
+        from: State<'_, K, V>,
+        to: Next<K, V>,
+        guard: &Guard,
+    ) -> Result<(), Next<K, V>> {
+        let dies = match &to {
+            Next::Dead => true,
+            Next::Prev => from.held().is_nothing(),
+            _ => false,
+        };
+        match slot.swing(from, to, guard) {
+            Swing::Lost(back) => Err(back),
+            Swing::Won { values } => {
+                let shard = self.shard(slot.hash());
+                if values != 0 {
+                    // Relaxed: a figure; see `values`.
+                    shard.values.0.fetch_add(values.cast_unsigned(), Ordering::Relaxed);
+                }
+                if dies {
+                    // Killed first, unlinked then: whoever finds it dead meanwhile helps.
+                    shard.table.unlink(slot, guard);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Kills what is there beyond rescue: dead values, and failures that nobody needs to remember.
+    fn reap(&self, slot: &Slot<K, V>, now: Moment, guard: &Guard) {
+        if let state @ State::Ready(held) = slot.load(guard)
+            && self.is_spent(slot, held, now)
+        {
+            // A lost race means that somebody has found a use for the slot.
+            let _ = self.swing(slot, state, Next::Dead, guard);
+        }
+    }
+
+    fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
+        let live = held.cell().is_some_and(|cell| self.stage_at(slot, cell, now) != Stage::Dead);
+        !live && held.record().is_none_or(|record| record.retry_at <= now)
+    }
+
+    /// Sweeps a bucket or so: what every write to a shard does, so that expired values go without anybody reading them.
+    fn sweep_a_little(&self, shard: &Shard<K, V>, guard: &Guard) {
+        if self.mortal {
+            // Relaxed: several threads may sweep the same bucket, which does no harm.
+            let at = shard.sweep.load(Ordering::Relaxed);
+            let next = self.sweep_bucket(shard, at, guard).unwrap_or(0);
+            shard.sweep.store(next, Ordering::Relaxed);
+        }
+    }
+
+    fn sweep_bucket(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
+        let now = self.time.now();
+        shard.table.visit(at, |slot| self.reap(slot, now, guard), guard)
+    }
+
+    /// Calls `step` for each bucket of each shard; `step` pins, handles the bucket at the prefix and returns the next.
+    pub(crate) fn each_bucket(&self, mut step: impl FnMut(&Shard<K, V>, u64) -> Option<u64>) {
+        for shard in &self.shards {
+            let mut at = Some(0);
+            while let Some(prefix) = at {
+                at = step(shard, prefix);
+            }
+        }
+    }
+
+    /// Kills every spent entry of the bucket.
+    pub(crate) fn sweep(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
+        self.sweep_bucket(shard, at, guard)
+    }
+
+    /// One step of an iteration: the live entries of one bucket of shard `nth`.
+    pub(crate) fn entries<'g>(
+        &'g self,
+        nth: usize,
+        at: u64,
+        mut each: impl FnMut(&'g K, &'g V),
+        guard: &'g Guard,
+    ) -> Option<u64> {
+        let visit = |slot: &'g Slot<K, V>| {
+            if let Some(cell) = slot.load(guard).held().cell()
+                && self.stage(slot, cell, false) <= Stage::Stale
+            {
+                each(slot.key(), &cell.value);
+            }
+        };
+        self.shards[nth].table.visit(at, visit, guard)
+    }
+
+    pub(crate) fn shard_count(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Wakes all who wait for a flight, so that they look at the clock again.
+    pub(crate) fn wake_waiters(&self, guard: Guard) {
+        let flights = self.flights.shares(&guard);
+        drop(guard);
+        for flight in flights {
+            flight.ring();
+        }
+    }
+
+    /// Offers a refresh to the executor. If it is refused, the lease is dropped with it.
+    pub(crate) fn offer(&self, job: Job) -> bool {
+        let taken = match &self.executor {
+            Some(given) => given.execute(job),
+            None => self.keeper.execute(job),
+        };
+        if taken.is_err() {
+            self.counters.add(Count::RefusedRefreshes);
+        }
+        taken.is_ok()
+    }
+
+    pub(crate) fn in_flight(&self, guard: &Guard) -> Vec<InFlight<K>>
+    where
+        K: Clone,
+    {
+        let now = self.time.now();
+        let mut loads = Vec::new();
+        self.flights.each(guard, |flight| {
+            let key = flight.target.key().clone();
+            loads.push(InFlight { key, age: now.since(flight.claimed), waiters: flight.waiters() });
+        });
+        loads
+    }
+
+    pub(crate) fn stats(&self, guard: &Guard) -> Stats {
+        let mut stats = self.counters.stats();
+        self.flights.each(guard, |flight| {
+            stats.in_flight += 1;
+            stats.waiters += flight.waiters() as u64;
+        });
+        stats.drop_panics = drop_panics();
+        stats.refresh_queue_depth = self.keeper.depth() as u64;
+        stats
+    }
+}
+
+impl<K, V, S> Core<K, V, S>
+where
+    K: Eq + Hash,
+    S: BuildHasher,
+{
+    #[inline]
+    pub(crate) fn hash<Q>(&self, key: &Q) -> u64
+    where
+        K: Borrow<Q>,
+        Q: Hash + ?Sized,
+    {
+        hash_of(&self.hasher, key)
+    }
+
+    /// The slot of a key and its state, which is never `Dead`.
+    #[inline]
+    fn seek<'g, Q>(
+        &'g self,
+        hash: u64,
+        key: &Q,
+        guard: &'g Guard,
+    ) -> Option<(&'g Slot<K, V>, State<'g, K, V>)>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let table = &self.shard(hash).table;
+        loop {
+            let slot = table.find(hash, |slot| slot.key().borrow() == key, guard)?;
+            match slot.load(guard) {
+                State::Dead => drop(table.unlink(slot, guard)),
+                state => return Some((slot, state)),
+            }
+        }
+    }
+
+    /// The value of a key, if it may be served. `used` notes the use where idle time counts.
+    #[inline]
+    pub(crate) fn read<'g, Q>(&'g self, key: &Q, used: bool, guard: &'g Guard) -> Option<Hit<'g, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let (slot, state) = self.seek(self.hash(key), key, guard)?;
+        let cell = state.held().cell()?;
+        match self.stage(slot, cell, used) {
+            stage @ (Stage::Fresh | Stage::Stale) => Some(Hit { cell, stage }),
+            Stage::Grace => None,
+            Stage::Dead => {
+                self.reap(slot, self.time.now(), guard);
+                None
+            }
+        }
+    }
+}
+
+impl<K, V, S> Drop for Core<K, V, S> {
+    fn drop(&mut self) {
+        for shard in &mut self.shards {
+            bury_all(&mut shard.table);
+        }
+    }
+}

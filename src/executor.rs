@@ -1,0 +1,249 @@
+//! Background work: the port, and the keeper that serves it when no executor is given.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
+
+use crate::primitive::basket::Basket;
+use crate::primitive::plain::{AtomicBool, AtomicUsize, Ordering, fence};
+
+/// One piece of background work: a refresh. Running it calls the loader; dropping it unrun is legal, costs that one
+/// refresh, and leaves nothing behind.
+#[must_use]
+pub struct Job(Box<dyn FnOnce() + Send + 'static>);
+
+impl Job {
+    pub(crate) fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(work))
+    }
+
+    /// Does the work. A panic of the loader is caught and counted.
+    pub fn run(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// An executor would not take a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rejected;
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the executor takes no more jobs")
+    }
+}
+
+impl std::error::Error for Rejected {}
+
+/// Where background refreshes run.
+pub trait Executor: Send + Sync + 'static {
+    /// Takes a job to run it later, on another thread. It is called on the path of a read, so it must not block.
+    ///
+    /// # Errors
+    /// [`Rejected`] if it takes no more: the cache drops the job, and a later read may offer another one.
+    fn execute(&self, job: Job) -> Result<(), Rejected>;
+}
+
+impl<F: Fn(Job) -> Result<(), Rejected> + Send + Sync + 'static> Executor for F {
+    fn execute(&self, job: Job) -> Result<(), Rejected> {
+        self(job)
+    }
+}
+
+/// Threads of one cache's keeper at most.
+const WORKERS: usize = 4;
+/// Jobs that may wait for them.
+const PLACES: usize = 256;
+
+/// A small pool of threads, started when the first job comes.
+pub(crate) struct Keeper(Arc<Pool>);
+
+struct Pool {
+    name: String,
+    jobs: Basket<Job>,
+    started: AtomicUsize,
+    workers: [Worker; WORKERS],
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Worker {
+    /// Set by the worker before it looks at the jobs for the last time; whoever clears it wakes the worker.
+    idle: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Keeper {
+    pub(crate) fn new(cache: &str) -> Self {
+        Self(Arc::new(Pool {
+            name: if cache.is_empty() { "quell-keeper".into() } else { format!("quell-{cache}") },
+            jobs: Basket::new(PLACES),
+            started: AtomicUsize::new(0),
+            workers: Default::default(),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.0.jobs.len()
+    }
+
+    /// Takes no more jobs, and drops those that wait. Waits for nobody.
+    pub(crate) fn close(&self) {
+        // SeqCst: comes before the look at the jobs below; pairs with the fence in `execute`: a job that is put after
+        // that look is dropped by the one who put it.
+        self.0.closed.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        while self.0.jobs.take().is_some() {}
+        for thread in self.0.workers.iter().filter_map(|w| w.thread.get()) {
+            thread.unpark();
+        }
+    }
+}
+
+impl Executor for Keeper {
+    fn execute(&self, job: Job) -> Result<(), Rejected> {
+        let pool = &self.0;
+        // Relaxed: only spares work; the look after the fence decides.
+        if pool.closed.load(Ordering::Relaxed) || pool.jobs.put(job).is_err() {
+            return Err(Rejected);
+        }
+        // SeqCst: orders the put before the looks below, against `close` (the flag before its last look at the jobs) and
+        // against a worker (idle before its last look): one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if pool.closed.load(Ordering::Relaxed) {
+            drop(pool.jobs.take());
+            return Ok(());
+        }
+        if pool.wake_one() || pool.start_one() {
+            return Ok(());
+        }
+        // All are at work, and look for more when they are done.
+        if pool.started.load(Ordering::Relaxed) > 0 {
+            return Ok(());
+        }
+        // Not one thread could be started.
+        drop(pool.jobs.take());
+        Err(Rejected)
+    }
+}
+
+impl Pool {
+    fn wake_one(&self) -> bool {
+        // Relaxed: the fences order it. The swap makes one waker of several.
+        let idle = self
+            .workers
+            .iter()
+            .find(|w| w.idle.load(Ordering::Relaxed) && w.idle.swap(false, Ordering::AcqRel));
+        let thread = idle.and_then(|w| w.thread.get());
+        thread.map(Thread::unpark).is_some()
+    }
+
+    fn start_one(self: &Arc<Self>) -> bool {
+        // Relaxed: the number only divides the workers.
+        let claimed = self
+            .started
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < WORKERS).then_some(n + 1));
+        let Ok(nth) = claimed else { return false };
+        let pool = self.clone();
+        let spawned = thread::Builder::new().name(self.name.clone()).spawn(move || pool.work(nth));
+        if spawned.is_err() {
+            // Relaxed: as above.
+            self.started.fetch_sub(1, Ordering::Relaxed);
+        }
+        spawned.is_ok()
+    }
+
+    fn work(&self, nth: usize) {
+        let me = &self.workers[nth];
+        let _ = me.thread.set(thread::current());
+        let mut marked_idle = false;
+        // Relaxed: `close` unparks after it has set the flag.
+        while !self.closed.load(Ordering::Relaxed) {
+            if let Some(job) = self.jobs.take() {
+                // AcqRel: one of this worker and a waker clears the mark.
+                if std::mem::take(&mut marked_idle) && !me.idle.swap(false, Ordering::AcqRel) {
+                    // Somebody has chosen this worker for another job: hand that on.
+                    let _ = self.wake_one();
+                }
+                // A job catches its loader's panic; this is for what comes after it (a destructor, say).
+                let _ = catch_unwind(AssertUnwindSafe(|| job.run()));
+                continue;
+            }
+            // Relaxed: the fence below orders it.
+            if !marked_idle || !me.idle.load(Ordering::Relaxed) {
+                marked_idle = true;
+                me.idle.store(true, Ordering::Relaxed);
+                // SeqCst: idle before the last look at the jobs; pairs with the fence in `execute`.
+                fence(Ordering::SeqCst);
+                continue;
+            }
+            thread::park();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_burst_runs_and_panics_are_survived() {
+        let keeper = Keeper::new("test");
+        let (done, ran) = channel();
+        for i in 0..100 {
+            let done = done.clone();
+            let job = Job::new(move || {
+                done.send(thread::current().name().map(str::to_owned)).unwrap();
+                assert!(i % 10 != 0, "a loader that panics");
+            });
+            assert_eq!(keeper.execute(job), Ok(()));
+        }
+        for _ in 0..100 {
+            assert_eq!(ran.recv().unwrap().as_deref(), Some("quell-test"));
+        }
+        keeper.close();
+        assert_eq!(keeper.execute(Job::new(|| ())), Err(Rejected));
+    }
+
+    #[test]
+    fn a_full_queue_rejects_and_closing_drops_what_waits() {
+        let keeper = Keeper::new("");
+        let (release, gate) = channel::<()>();
+        let gate = Arc::new(parking_lot::Mutex::new(gate));
+        let (dropped, drops) = channel();
+        struct Witness(std::sync::mpsc::Sender<()>);
+        impl Drop for Witness {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let mut accepted = 0;
+        loop {
+            let (gate, witness) = (gate.clone(), Witness(dropped.clone()));
+            let job = Job::new(move || {
+                let _witness = witness;
+                let _ = gate.lock().recv();
+            });
+            if keeper.execute(job).is_err() {
+                break;
+            }
+            accepted += 1;
+        }
+        assert!((PLACES..=PLACES + WORKERS).contains(&accepted), "{accepted} jobs");
+        keeper.close();
+        drop(release);
+        // The one that was refused too.
+        for _ in 0..=accepted {
+            drops.recv().unwrap();
+        }
+    }
+}

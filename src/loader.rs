@@ -1,0 +1,147 @@
+//! The ports by which a cache gets values: the loader, what it is told, and what it returns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::BoxError;
+use crate::freshness::Ttl;
+
+/// Loads values for a cache that has it attached.
+///
+/// Closures `Fn(&K) -> Result<V, E>` are loaders. A loader runs on the thread of the caller that leads the load, or,
+/// for a refresh, on an executor's; it holds nothing of the cache's, and may use the cache. If it comes back to a
+/// load that waits for it, that call reports a [`Cycle`](crate::LoadErrorKind::Cycle).
+pub trait Loader<K, V>: Send + Sync + 'static {
+    /// Loads the value of `key`.
+    ///
+    /// # Errors
+    /// Any error; all who wait for the load get it, shared.
+    fn load(&self, key: &K, cx: &LoadContext<V>) -> Result<Loaded<V>, BoxError>;
+}
+
+impl<K, V, E, F> Loader<K, V> for F
+where
+    F: Fn(&K) -> Result<V, E> + Send + Sync + 'static,
+    E: Into<BoxError>,
+{
+    fn load(&self, key: &K, _: &LoadContext<V>) -> Result<Loaded<V>, BoxError> {
+        self(key).map(Loaded::new).map_err(Into::into)
+    }
+}
+
+/// Why a load runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LoadCause {
+    /// A caller needs a value, and none is there that it accepts.
+    Miss,
+    /// The value is stale: it is served while this load replaces it.
+    Stale,
+    /// Somebody asked for it, by `refresh` or `compute`.
+    Asked,
+}
+
+/// What a loader is told beside the key.
+#[derive(Debug)]
+pub struct LoadContext<V> {
+    pub(crate) previous: Option<V>,
+    pub(crate) cause: LoadCause,
+    pub(crate) lease_left: Duration,
+}
+
+impl<V> LoadContext<V> {
+    /// The value that the load is to replace, in whatever stage it is: for a conditional request.
+    #[must_use]
+    pub fn previous(&self) -> Option<&V> {
+        self.previous.as_ref()
+    }
+
+    /// Why it loads.
+    #[must_use]
+    pub fn cause(&self) -> LoadCause {
+        self.cause
+    }
+
+    /// How long the load may take before somebody else may lead, counted from its start.
+    #[must_use]
+    pub fn lease_left(&self) -> Duration {
+        self.lease_left
+    }
+}
+
+/// What a loader found.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Loaded<V> {
+    pub(crate) found: Found<V>,
+    pub(crate) ttl: Ttl,
+    pub(crate) store: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Found<V> {
+    Value(V),
+    NotModified,
+    Absent,
+}
+
+impl<V> Loaded<V> {
+    fn found(found: Found<V>) -> Self {
+        Self { found, ttl: Ttl::default(), store: true }
+    }
+
+    /// A value.
+    pub fn new(value: V) -> Self {
+        Self::found(Found::Value(value))
+    }
+
+    /// The previous value is still right: it stays, and its times begin anew.
+    ///
+    /// Without a [`previous`](LoadContext::previous) value this is a failed load.
+    pub fn not_modified() -> Self {
+        Self::found(Found::NotModified)
+    }
+
+    /// The source has no such key.
+    pub fn absent() -> Self {
+        Self::found(Found::Absent)
+    }
+
+    /// How long this value is served at all, in place of the cache's `time_to_live`. With zero it goes to those who
+    /// wait for this load and to nobody after.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl.hard = Some(ttl);
+        self
+    }
+
+    /// How long this value is fresh, in place of the cache's `soft_ttl`.
+    pub fn soft_ttl(mut self, soft_ttl: Duration) -> Self {
+        self.ttl.soft = Some(soft_ttl);
+        self
+    }
+
+    /// The value goes to those who wait for this load and to nobody after.
+    pub fn do_not_store(mut self) -> Self {
+        self.store = false;
+        self
+    }
+}
+
+/// Decides how long each entry lives, from its key, its value and what its load cost.
+pub trait Expiry<K, V>: Send + Sync + 'static {
+    /// The entry's own times. `load_time` is how long the load took, `None` for a value that was inserted.
+    fn ttl(&self, key: &K, value: &V, load_time: Option<Duration>) -> Ttl;
+}
+
+impl<K, V, F> Expiry<K, V> for F
+where
+    F: Fn(&K, &V, Option<Duration>) -> Ttl + Send + Sync + 'static,
+{
+    fn ttl(&self, key: &K, value: &V, load_time: Option<Duration>) -> Ttl {
+        self(key, value, load_time)
+    }
+}
+
+pub(crate) type SharedLoader<K, V> = Arc<dyn Loader<K, V>>;
+pub(crate) type SharedExpiry<K, V> = Arc<dyn Expiry<K, V>>;
+pub(crate) type Fallback<K, V> = Arc<dyn Fn(&K) -> Option<V> + Send + Sync>;

@@ -1,0 +1,159 @@
+//! The numbers that show what is going on, counted so that a hit writes to no line that another thread uses.
+//!
+//! Each running thread has a stripe of its own, found by its number; it alone writes there, with a load and a
+//! store. Only threads without a number share one, with real atomic additions.
+
+use std::sync::OnceLock;
+
+use crate::primitive::Padded;
+use crate::primitive::plain::{AtomicU64, Ordering};
+use crate::primitive::thread::{NUMBERED, SHARED, number};
+
+/// What is counted.
+#[derive(Clone, Copy)]
+pub(crate) enum Count {
+    Hits,
+    StaleHits,
+    GraceHits,
+    Misses,
+    Loads,
+    LoadFailures,
+    Joins,
+    WaitTimeouts,
+    Takeovers,
+    Fenced,
+    Fallbacks,
+    RefusedRefreshes,
+    LoaderPanics,
+}
+
+const COUNTS: usize = Count::LoaderPanics as usize + 1;
+
+type Stripe = Padded<[AtomicU64; COUNTS]>;
+
+/// The counters of one cache.
+pub(crate) struct Counters {
+    own: Box<[OnceLock<Box<Stripe>>]>,
+    shared: Stripe,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self { own: (0..NUMBERED).map(|_| OnceLock::new()).collect(), shared: Stripe::default() }
+    }
+
+    /// Counts one.
+    #[inline]
+    pub(crate) fn add(&self, what: Count) {
+        let number = number();
+        if number == SHARED {
+            // Relaxed: a statistic; nothing is published by it.
+            self.shared.0[what as usize].fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        // The number has one owner, so nobody else initializes this stripe at the same time.
+        let stripe = self.own[number].get_or_init(Box::default);
+        let count = &stripe.0[what as usize];
+        // Relaxed: this thread is the only writer while it has the number.
+        count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    fn sum(&self, what: Count) -> u64 {
+        let stripes = self.own.iter().filter_map(OnceLock::get).map(Box::as_ref);
+        // Relaxed: a statistic.
+        stripes.chain([&self.shared]).map(|s| s.0[what as usize].load(Ordering::Relaxed)).sum()
+    }
+
+    /// All counts; what is not a count is left at zero.
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            hits: self.sum(Count::Hits),
+            stale_hits: self.sum(Count::StaleHits),
+            grace_hits: self.sum(Count::GraceHits),
+            misses: self.sum(Count::Misses),
+            loads: self.sum(Count::Loads),
+            load_failures: self.sum(Count::LoadFailures),
+            joins: self.sum(Count::Joins),
+            wait_timeouts: self.sum(Count::WaitTimeouts),
+            takeovers: self.sum(Count::Takeovers),
+            fenced: self.sum(Count::Fenced),
+            fallbacks: self.sum(Count::Fallbacks),
+            refused_refreshes: self.sum(Count::RefusedRefreshes),
+            loader_panics: self.sum(Count::LoaderPanics),
+            ..Stats::default()
+        }
+    }
+}
+
+/// What a cache has done since it was built, and what it is doing now.
+///
+/// Each counter is exact once the threads that count have stopped; while they run, a snapshot may mix moments.
+/// `peek`, `contains_key` and `iter` count nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Calls that were answered at once with a fresh value.
+    pub hits: u64,
+    /// Calls that were answered at once with a stale value.
+    pub stale_hits: u64,
+    /// Calls that were answered with a value in grace, after a failed load or a wait that ended.
+    pub grace_hits: u64,
+    /// Calls that found nothing they could be answered with at once: they returned nothing, loaded, or waited.
+    pub misses: u64,
+    /// Loads begun, refreshes and `compute` included.
+    pub loads: u64,
+    /// Loads that ended with an error or a panic.
+    pub load_failures: u64,
+    /// Calls that waited for somebody else's load. A call that waits twice counts twice.
+    pub joins: u64,
+    /// Waits that ended at the caller's own deadline.
+    pub wait_timeouts: u64,
+    /// Loads begun in place of one whose lease had ended, or that still waited on an executor's queue.
+    pub takeovers: u64,
+    /// Results that were refused because the entry had been written, removed or taken over meanwhile.
+    pub fenced: u64,
+    /// Calls that were answered by the `fallback`.
+    pub fallbacks: u64,
+    /// Background refreshes that no executor took.
+    pub refused_refreshes: u64,
+    /// Loads that ended with a panic.
+    pub loader_panics: u64,
+    /// Panics of user values' destructors, caught while memory was reclaimed: of all caches of the process.
+    pub drop_panics: u64,
+    /// Loads under way now.
+    pub in_flight: u64,
+    /// Callers that wait for a load now.
+    pub waiters: u64,
+    /// Background refreshes that wait on the cache's own queue now.
+    pub refresh_queue_depth: u64,
+}
+
+/// A load under way, see [`Cache::in_flight`](crate::Cache::in_flight).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InFlight<K> {
+    /// What is being loaded.
+    pub key: K,
+    /// How long ago the load was claimed.
+    pub age: std::time::Duration,
+    /// How many callers wait for it, without the one who leads.
+    pub waiters: usize,
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_all_threads_add_up() {
+        let counters = Counters::new();
+        std::thread::scope(|s| {
+            for _ in 0..8 {
+                s.spawn(|| (0..10_000).for_each(|_| counters.add(Count::Hits)));
+            }
+        });
+        counters.add(Count::Misses);
+        let stats = counters.stats();
+        assert_eq!((stats.hits, stats.misses, stats.loads), (80_000, 1, 0));
+    }
+}

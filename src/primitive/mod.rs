@@ -1,0 +1,90 @@
+//! The facade between quell and the machine: atomics, shared pointers, cells, events and epochs, of std or of loom.
+//!
+//! Everything that a model must be able to interleave comes from here, so that the protocols above run
+//! unchanged under loom. It is the only place that names `std::sync::atomic`, and the only one with a
+//! `cfg(loom)` outside the models.
+
+pub(crate) mod basket;
+pub(crate) mod epoch;
+pub(crate) mod park;
+pub(crate) mod step;
+pub(crate) mod thin;
+pub(crate) mod thread;
+
+#[cfg(not(loom))]
+#[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
+mod imp {
+    pub(crate) mod atomic {
+        pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+    }
+    pub(crate) use std::sync::Arc;
+    pub(crate) use std::thread_local;
+
+    /// A value made at its first use that lives as long as the process.
+    macro_rules! global {
+        ($(#[$doc:meta])* pub(crate) fn $name:ident() -> $type:ty = $init:expr;) => {
+            $(#[$doc])*
+            pub(crate) fn $name() -> &'static $type {
+                static CELL: std::sync::OnceLock<$type> = std::sync::OnceLock::new();
+                CELL.get_or_init(|| $init)
+            }
+        };
+    }
+    pub(crate) use global;
+
+    /// `std::cell::UnsafeCell` with loom's way of access.
+    #[derive(Debug)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Hands out a pointer for reading; whoever reads through it must be free of concurrent writers.
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Hands out a pointer for writing; whoever writes through it must be alone.
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    pub(crate) mod atomic {
+        pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+    }
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) use loom::sync::Arc;
+    pub(crate) use loom::thread_local;
+
+    /// A value made at its first use that lives as long as one run of a model.
+    macro_rules! global {
+        ($(#[$doc:meta])* pub(crate) fn $name:ident() -> $type:ty = $init:expr;) => {
+            $(#[$doc])*
+            pub(crate) fn $name() -> &'static $type {
+                loom::lazy_static! { static ref CELL: $type = $init; }
+                &*CELL
+            }
+        };
+    }
+    pub(crate) use global;
+}
+
+pub(crate) use imp::{Arc, UnsafeCell, atomic, global, thread_local};
+
+/// Atomics that no protocol depends on (counters, ids, flags of the background pool): always std's, so that a
+/// model does not spend its branches on them.
+#[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
+pub(crate) mod plain {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+}
+
+/// One cache line, or two where processors fetch lines in pairs: keeps neighbours out of each other's way.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) T);

@@ -1,0 +1,132 @@
+//! A header and an array in one allocation, behind a pointer of one word.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+#[repr(C)]
+struct Head<H> {
+    len: usize,
+    head: H,
+}
+
+/// A pointer to a header `H` followed by an array of `T`. Copying it copies the pointer: whoever owns the
+/// allocation frees it once.
+pub(crate) struct Thin<H, T>(NonNull<Head<H>>, std::marker::PhantomData<T>);
+
+impl<H, T> Clone for Thin<H, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<H, T> Copy for Thin<H, T> {}
+
+impl<H, T> Thin<H, T> {
+    fn layout(len: usize) -> (Layout, usize) {
+        let tail = Layout::array::<T>(len).expect("an array of this length fits into memory");
+        let (layout, offset) = Layout::new::<Head<H>>().extend(tail).expect("and so does its header");
+        (layout.pad_to_align(), offset)
+    }
+
+    /// Allocates and fills; `fill` must not panic.
+    pub(crate) fn new(head: H, len: usize, mut fill: impl FnMut(usize) -> T) -> Self {
+        let (layout, offset) = Self::layout(len);
+        // SAFETY: the layout has the size of `Head<H>` at least, which holds a `usize`.
+        let raw = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(raw.cast::<Head<H>>()) else { handle_alloc_error(layout) };
+        // SAFETY: freshly allocated for this header, aligned by the layout.
+        unsafe { start.write(Head { len, head }) };
+        // SAFETY: `extend` placed the array at this offset of the same allocation.
+        let tail = unsafe { raw.add(offset) }.cast::<T>();
+        for i in 0..len {
+            // SAFETY: `i < len`, and the layout has room for `len` elements.
+            let at = unsafe { tail.add(i) };
+            // SAFETY: as above, and nothing lives there yet.
+            unsafe { at.write(fill(i)) };
+        }
+        Self(start, std::marker::PhantomData)
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut () {
+        self.0.as_ptr().cast()
+    }
+
+    /// The pointer that `as_ptr` gave.
+    ///
+    /// # Safety
+    /// `raw` came from `as_ptr` of the same types, and the allocation has not been freed.
+    pub(crate) unsafe fn from_ptr(raw: *mut ()) -> Self {
+        // SAFETY: `as_ptr` never gives null.
+        Self(unsafe { NonNull::new_unchecked(raw.cast()) }, std::marker::PhantomData)
+    }
+
+    /// The header.
+    ///
+    /// # Safety
+    /// The allocation lives for `'a`.
+    #[inline]
+    pub(crate) unsafe fn head<'a>(self) -> &'a H {
+        // SAFETY: written by `new`, alive by contract.
+        let head = unsafe { self.0.as_ref() };
+        &head.head
+    }
+
+    fn tail_ptr(self) -> *mut [T] {
+        // SAFETY: every caller vouches that the allocation lives; `new` wrote the header.
+        let len = unsafe { self.0.as_ref() }.len;
+        let offset = const { size_of::<Head<H>>().next_multiple_of(align_of::<T>()) };
+        // SAFETY: the array begins at this offset of the allocation (`Layout::extend`).
+        let start = unsafe { self.0.as_ptr().cast::<u8>().add(offset) }.cast::<T>();
+        std::ptr::slice_from_raw_parts_mut(start, len)
+    }
+
+    /// The array.
+    ///
+    /// # Safety
+    /// The allocation lives for `'a`.
+    #[inline]
+    pub(crate) unsafe fn tail<'a>(self) -> &'a [T] {
+        // SAFETY: `new` wrote the elements, and nobody has a mutable reference to them before `free`.
+        unsafe { &*self.tail_ptr() }
+    }
+
+    /// Drops header and elements, and frees the allocation.
+    ///
+    /// # Safety
+    /// The caller owns the allocation, and nobody uses it any more.
+    pub(crate) unsafe fn free(self) {
+        let tail = self.tail_ptr();
+        let (layout, _) = Self::layout(tail.len());
+        // SAFETY: the elements were written by `new` and are dropped once, here.
+        unsafe { std::ptr::drop_in_place(tail) };
+        // SAFETY: the header likewise.
+        unsafe { std::ptr::drop_in_place(self.0.as_ptr()) };
+        // SAFETY: allocated by `new` with this layout.
+        unsafe { dealloc(self.0.as_ptr().cast(), layout) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_and_elements_are_dropped_once() {
+        let witness = std::sync::Arc::new(());
+        let thin = Thin::new(witness.clone(), 3, |_| witness.clone());
+        assert_eq!(std::sync::Arc::strong_count(&witness), 5);
+        // SAFETY: owned here, freed below.
+        assert_eq!(unsafe { thin.tail() }.len(), 3);
+        // SAFETY: not used after this.
+        unsafe { thin.free() };
+        assert_eq!(std::sync::Arc::strong_count(&witness), 1);
+    }
+
+    #[test]
+    fn offsets_hold_for_wider_elements() {
+        let thin = Thin::<u8, u128>::new(7, 2, |i| i as u128);
+        // SAFETY: owned here, freed below.
+        assert_eq!((*unsafe { thin.head() }, unsafe { thin.tail() }), (7, &[0u128, 1][..]));
+        // SAFETY: not used after this.
+        unsafe { thin.free() };
+    }
+}

@@ -1,0 +1,626 @@
+//! A slot: a key's place in the cache, with the one word that decides who loads and whose result counts.
+//!
+//! # States
+//! ```text
+//!                claim                       publish, fail
+//!   Ready(held) ───────► Loading(flight, held) ───────────► Ready(new)
+//!        ▲                  │   ▲      │
+//!        └──── abandon ─────┘   └──────┘ take over            any ── kill ──► Dead (terminal: unlinked, or about to be)
+//! ```
+//! Everything that begins, ends or replaces a load is one CAS of the slot word from exactly what was seen. There is
+//! no token and no generation: the flight's address, kept alive by its lease, is its identity.
+//!
+//! | tag | word |
+//! |---|---|
+//! | `CELL` | pointer to a cell: `Ready` with a value; null only as a `Held` |
+//! | `RECORD` | pointer to a record: `Ready` with a remembered failure |
+//! | `FLIGHT` | pointer to a flight, which says in `prev` what was there: `Loading` |
+//! | `DEAD` | no pointer: `Dead` |
+//!
+//! # Invariants
+//! - `INV-slot-1`: the slot owns its cell and record, also while they are a flight's `prev`. The winner of the CAS
+//!   after which neither the slot nor its flight leads to them retires them.
+//! - `INV-slot-2`: what is read from the word under a pin lives as long as the pin, since it is retired only after
+//!   the word has left it. So is the slot's share of a flight: whoever read `Loading` may count itself in.
+//! - `INV-slot-3`: slots are counted. The table's share is given back through retire, so a slot found under a pin
+//!   has a count above zero while the pin lasts. A lease has a share of its own, and needs no pin for its CAS.
+//! - `INV-slot-4`: the slot's own room (`first`) is written once: by the inserter of a new slot before it is linked,
+//!   or by the slot's first flight, and it has a share of the count while a value is in it.
+//! - `INV-slot-5`: a cell's times never change.
+
+use crate::clock::Moment;
+use crate::error::LoadError;
+use crate::flight::{self, Ticket};
+use crate::freshness::Times;
+use crate::primitive::Arc;
+use crate::primitive::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use crate::primitive::epoch::{Guard, contain, exclusive, retire};
+use crate::primitive::plain::AtomicU64;
+use crate::primitive::step::step;
+use crate::table::{Linked, Table};
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::ptr::{NonNull, null_mut};
+
+#[cfg(all(test, loom))]
+mod models;
+
+/// A value with its times. Immutable once published.
+#[repr(align(8))]
+pub(crate) struct Cell<V> {
+    pub(crate) times: Times,
+    pub(crate) value: V,
+}
+
+/// A remembered failure, and the value that was there before it, if any.
+#[repr(align(8))]
+pub(crate) struct Record<V> {
+    pub(crate) error: LoadError,
+    pub(crate) retry_at: Moment,
+    pub(crate) attempts: u32,
+    /// The cell that the failed load was to replace; the slot owns it (INV-slot-1).
+    prev: *mut Cell<V>,
+}
+
+const CELL: usize = 0;
+const RECORD: usize = 1;
+const FLIGHT: usize = 2;
+const DEAD: usize = 3;
+const TAGS: usize = 3;
+
+fn tagged(pointer: *mut (), tag: usize) -> *mut () {
+    pointer.map_addr(|a| a | tag)
+}
+
+fn untagged(word: *mut ()) -> *mut () {
+    word.map_addr(|a| a & !TAGS)
+}
+
+/// What a slot holds beside a load: nothing, a cell, or a record. Only a word; [`Held`] reads it.
+pub(crate) struct HeldWord<V>(*mut (), PhantomData<*const V>);
+
+impl<V> Clone for HeldWord<V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<V> Copy for HeldWord<V> {}
+
+// SAFETY: a word; whoever dereferences it vouches for the rest.
+unsafe impl<V: Send + Sync> Send for HeldWord<V> {}
+// SAFETY: as above.
+unsafe impl<V: Send + Sync> Sync for HeldWord<V> {}
+
+/// What a slot holds beside a load, readable for `'g`.
+pub(crate) struct Held<'g, V>(HeldWord<V>, PhantomData<&'g V>);
+
+impl<V> Clone for Held<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<V> Copy for Held<'_, V> {}
+
+impl<'g, V> Held<'g, V> {
+    /// # Safety
+    /// The word is null, or was read under a pin that lasts for `'g` from a slot that leads to it (INV-slot-2).
+    unsafe fn new(word: *mut ()) -> Self {
+        Self(HeldWord(word, PhantomData), PhantomData)
+    }
+
+    pub(crate) fn nothing() -> Self {
+        Self(HeldWord(null_mut(), PhantomData), PhantomData)
+    }
+
+    fn raw(self) -> *mut () {
+        self.0.0
+    }
+
+    pub(crate) fn word(self) -> HeldWord<V> {
+        self.0
+    }
+
+    pub(crate) fn is_nothing(self) -> bool {
+        self.raw().is_null()
+    }
+
+    pub(crate) fn record(self) -> Option<&'g Record<V>> {
+        let raw = self.raw();
+        // SAFETY: the tag says what it is, and it is readable for `'g`.
+        (raw.addr() & TAGS == RECORD).then(|| unsafe { &*untagged(raw).cast::<Record<V>>() })
+    }
+
+    fn cell_ptr(self) -> *mut Cell<V> {
+        match self.record() {
+            Some(record) => record.prev,
+            None => self.raw().cast(),
+        }
+    }
+
+    /// The value that is there, in whatever stage: a record keeps the one that its load was to replace.
+    #[inline]
+    pub(crate) fn cell(self) -> Option<&'g Cell<V>> {
+        // SAFETY: readable for `'g`, and the slot owns a record's cell with the record.
+        unsafe { self.cell_ptr().as_ref() }
+    }
+}
+
+/// The flights of slots.
+pub(crate) type Flight<K, V> = flight::Flight<V, SlotRef<K, V>, HeldWord<V>>;
+
+/// A follower's place in a slot's flight.
+pub(crate) type SlotTicket<K, V> = Ticket<V, SlotRef<K, V>, HeldWord<V>>;
+
+/// What a slot word says, readable for `'g`. It remembers the word: a CAS starts from exactly what was seen.
+pub(crate) enum State<'g, K, V> {
+    Ready(Held<'g, V>),
+    Loading(&'g Flight<K, V>),
+    Dead,
+}
+
+impl<K, V> Clone for State<'_, K, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<K, V> Copy for State<'_, K, V> {}
+
+impl<'g, K, V> State<'g, K, V> {
+    fn raw(self) -> *mut () {
+        match self {
+            Self::Ready(held) => held.raw(),
+            Self::Loading(flight) => loading(flight),
+            Self::Dead => tagged(null_mut(), DEAD),
+        }
+    }
+
+    /// What is there beside a load.
+    pub(crate) fn held(self) -> Held<'g, V> {
+        match self {
+            Self::Ready(held) => held,
+            // SAFETY: INV-flight-3: the flight was read from its slot under a pin that lasts for `'g`.
+            Self::Loading(flight) => unsafe { Held::new(flight.prev.0) },
+            Self::Dead => Held::nothing(),
+        }
+    }
+}
+
+fn loading<K, V>(flight: &Flight<K, V>) -> *mut () {
+    tagged(std::ptr::from_ref(flight).cast_mut().cast(), FLIGHT)
+}
+
+/// What a slot word is to become.
+pub(crate) enum Next<K, V> {
+    /// A load begins, or another one takes over.
+    Loading(Arc<Flight<K, V>>),
+    /// A value.
+    Value(NewCell<K, V>),
+    /// A failure, which keeps the value that is there.
+    Failure { error: LoadError, retry_at: Moment, attempts: u32 },
+    /// What was there before the load.
+    Prev,
+    /// Nothing, for ever.
+    Dead,
+}
+
+impl<K, V> Next<K, V> {
+    /// The value that was to be published.
+    pub(crate) fn into_value(self) -> Option<V> {
+        match self {
+            Self::Value(cell) => Some(cell.into_value()),
+            _ => None,
+        }
+    }
+}
+
+/// What a CAS of the slot word did.
+#[must_use]
+pub(crate) enum Swing<K, V> {
+    /// The slot has moved on meanwhile; what was to be published comes back.
+    Lost(Next<K, V>),
+    /// It is done. `values` says by how much the number of values in the cache has changed.
+    Won { values: isize },
+}
+
+/// A key's place in the cache.
+pub(crate) struct Slot<K, V> {
+    word: AtomicPtr<()>,
+    hash: u64,
+    shares: AtomicUsize,
+    /// When the value was last used; written at most once per tick, and only where a `time_to_idle` is set.
+    used: AtomicU64,
+    key: K,
+    /// Room for the first value (INV-slot-4).
+    first: UnsafeCell<MaybeUninit<Cell<V>>>,
+}
+
+// SAFETY: `&K` and `&V` are handed to any thread, and dropped on any thread; all else is atomic or INV-slot-4.
+unsafe impl<K: Send + Sync, V: Send + Sync> Send for Slot<K, V> {}
+// SAFETY: as above.
+unsafe impl<K: Send + Sync, V: Send + Sync> Sync for Slot<K, V> {}
+
+/// A share of a slot.
+pub(crate) struct SlotRef<K, V>(NonNull<Slot<K, V>>);
+
+// SAFETY: a share of a `Slot`, which is `Send` and `Sync` under the same bounds.
+unsafe impl<K: Send + Sync, V: Send + Sync> Send for SlotRef<K, V> {}
+// SAFETY: as above.
+unsafe impl<K: Send + Sync, V: Send + Sync> Sync for SlotRef<K, V> {}
+
+impl<K, V> Deref for SlotRef<K, V> {
+    type Target = Slot<K, V>;
+
+    fn deref(&self) -> &Slot<K, V> {
+        // SAFETY: alive while this share is (INV-slot-3).
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<K, V> Clone for SlotRef<K, V> {
+    fn clone(&self) -> Self {
+        // Relaxed: a share is made from a share, or under a pin (INV-slot-3).
+        self.shares.fetch_add(1, Ordering::Relaxed);
+        Self(self.0)
+    }
+}
+
+impl<K, V> Drop for SlotRef<K, V> {
+    fn drop(&mut self) {
+        // SAFETY: this share is given back once, here.
+        unsafe { Slot::release(self.0) };
+    }
+}
+
+impl<K, V> SlotRef<K, V> {
+    /// A share of a slot that was found under a pin that still lasts.
+    pub(crate) fn of(slot: &Slot<K, V>, _guard: &Guard) -> Self {
+        // Relaxed: made under a pin (INV-slot-3).
+        slot.shares.fetch_add(1, Ordering::Relaxed);
+        Self(NonNull::from(slot))
+    }
+
+    /// Gives the share away, as a pointer.
+    fn into_link(self) -> NonNull<Slot<K, V>> {
+        let slot = self.0;
+        std::mem::forget(self);
+        slot
+    }
+}
+
+/// A slot that is not linked yet, so that nobody but its owner has seen it.
+#[must_use]
+pub(crate) struct Unborn<K, V>(Option<SlotRef<K, V>>);
+
+impl<K, V> Unborn<K, V> {
+    /// A slot that is born with a value.
+    pub(crate) fn with_value(hash: u64, key: K, times: Times, value: V) -> Self {
+        // One share for the link, and one for the value in the slot's room.
+        let slot = Slot::allocate(hash, key, times.born, 2);
+        // SAFETY: INV-slot-4: nobody else knows the slot yet.
+        let cell = std::ptr::from_mut(unsafe { &mut *slot.first.get() }.write(Cell { times, value }));
+        // Relaxed: linking the slot publishes it.
+        slot.word.store(cell.cast(), Ordering::Relaxed);
+        Self(Some(slot))
+    }
+
+    /// A slot that is born with a load of its value.
+    pub(crate) fn with_flight(
+        hash: u64,
+        key: K,
+        now: Moment,
+        flight: impl FnOnce(SlotRef<K, V>, HeldWord<V>) -> Flight<K, V>,
+    ) -> (Self, Arc<Flight<K, V>>) {
+        let slot = Slot::allocate(hash, key, now, 1);
+        let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
+        // Relaxed: linking the slot publishes it.
+        slot.word.store(tagged(Arc::into_raw(flight.clone()).cast_mut().cast(), FLIGHT), Ordering::Relaxed);
+        (Self(Some(slot)), flight)
+    }
+
+    /// Links the slot, unless one of this key is linked already.
+    pub(crate) fn link(mut self, table: &Table<Slot<K, V>>, guard: &Guard) -> Result<(), Self>
+    where
+        K: Eq,
+    {
+        let Some(slot) = self.0.take() else { return Ok(()) };
+        let (hash, key) = (slot.hash, std::ptr::from_ref(&slot.key));
+        let link = slot.into_link();
+        // SAFETY: the slot lives until it is linked and unlinked again, which needs the comparison to have ended.
+        let eq = |other: &Slot<K, V>| other.key == *unsafe { &*key };
+        match table.link(link, hash, eq, guard) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Self(Some(SlotRef(link)))),
+        }
+    }
+
+    /// The key and the value of a slot that was to be born with a value.
+    pub(crate) fn into_parts(mut self) -> Option<(K, V)> {
+        let raw = self.0.take()?.into_link();
+        // SAFETY: an unborn slot has only its owner's share and the value's, and both end here.
+        let slot = *unsafe { Box::from_raw(raw.as_ptr()) };
+        // SAFETY: INV-slot-4: `with_value` put a value there; it is moved out once, here.
+        let cell = unsafe { slot.first.into_inner().assume_init() };
+        Some((slot.key, cell.value))
+    }
+}
+
+impl<K, V> Drop for Unborn<K, V> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.take() {
+            // SAFETY: nobody else has seen the slot.
+            unsafe { slot.bury() };
+        }
+    }
+}
+
+/// Drops all that a table of slots holds, at once.
+pub(crate) fn bury_all<K, V>(table: &mut Table<Slot<K, V>>) {
+    table.drain(|link| {
+        let slot = SlotRef(link);
+        // SAFETY: `&mut`: nobody else is in the table, and a lease would have kept the cache alive.
+        contain(|| unsafe { slot.bury() });
+        contain(|| drop(slot));
+    });
+}
+
+impl<K, V> Linked for Slot<K, V> {
+    #[inline]
+    fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    unsafe fn release(this: NonNull<Self>) {
+        // SAFETY: the caller owns a share.
+        let shares = &unsafe { this.as_ref() }.shares;
+        // Release: this share's uses; pairs with the Acquire below.
+        if shares.fetch_sub(1, Ordering::Release) == 1 {
+            // Acquire: the uses of all other shares come before the free.
+            shares.load(Ordering::Acquire);
+            // SAFETY: that was the last share.
+            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        }
+    }
+}
+
+/// A cell that is to be published: in a box, or in the slot's own room.
+pub(crate) struct NewCell<K, V> {
+    cell: NonNull<Cell<V>>,
+    /// The share of the slot in whose room it is.
+    room: Option<SlotRef<K, V>>,
+}
+
+impl<K, V> NewCell<K, V> {
+    pub(crate) fn boxed(times: Times, value: V) -> Self {
+        Self { cell: NonNull::from(Box::leak(Box::new(Cell { times, value }))), room: None }
+    }
+
+    /// In the room of the flight's slot if it is the first flight, else in a box.
+    pub(crate) fn for_flight(flight: &Flight<K, V>, times: Times, value: V) -> Self {
+        if !flight.first {
+            return Self::boxed(times, value);
+        }
+        let slot = &flight.target;
+        // SAFETY: INV-slot-4: only the first flight's lease comes here, and only once, since it is used up by it.
+        let cell = unsafe { &mut *slot.first.get() }.write(Cell { times, value });
+        Self { cell: NonNull::from(cell), room: Some(slot.clone()) }
+    }
+
+    fn into_value(self) -> V {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: moved out once, here; `this` is not dropped.
+        let room = unsafe { std::ptr::read(&raw const this.room) };
+        match room {
+            // SAFETY: written by `for_flight`, published to nobody, and moved out once, here.
+            Some(_slot) => unsafe { this.cell.read() }.value,
+            // SAFETY: boxed by `boxed`, published to nobody.
+            None => unsafe { Box::from_raw(this.cell.as_ptr()) }.value,
+        }
+    }
+
+    /// The pointer that the slot word is to hold. The share of the room stays with the value.
+    fn publish(self) -> *mut () {
+        let raw = self.cell.as_ptr().cast();
+        std::mem::forget(self);
+        raw
+    }
+}
+
+impl<K, V> Drop for NewCell<K, V> {
+    fn drop(&mut self) {
+        match &self.room {
+            // SAFETY: written by `for_flight`, published to nobody.
+            Some(_) => unsafe { std::ptr::drop_in_place(self.cell.as_ptr()) },
+            // SAFETY: boxed by `boxed`, published to nobody.
+            None => drop(unsafe { Box::from_raw(self.cell.as_ptr()) }),
+        }
+    }
+}
+
+impl<K, V> Slot<K, V> {
+    fn allocate(hash: u64, key: K, now: Moment, shares: usize) -> SlotRef<K, V> {
+        let slot = Box::new(Self {
+            word: AtomicPtr::new(null_mut()),
+            hash,
+            shares: AtomicUsize::new(shares),
+            used: AtomicU64::new(now.nanos()),
+            key,
+            first: UnsafeCell::new(MaybeUninit::uninit()),
+        });
+        SlotRef(NonNull::from(Box::leak(slot)))
+    }
+
+    pub(crate) fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// When the value was last used.
+    #[inline]
+    pub(crate) fn used(&self) -> Moment {
+        // Relaxed: an instant that guards no data.
+        Moment::from_nanos(self.used.load(Ordering::Relaxed))
+    }
+
+    /// Notes a use, if the clock has moved since the last one.
+    #[inline]
+    pub(crate) fn touch(&self, now: Moment) {
+        if self.used() != now {
+            // Relaxed: as in `used`.
+            self.used.store(now.nanos(), Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the word.
+    #[inline]
+    pub(crate) fn load<'g>(&'g self, _guard: &'g Guard) -> State<'g, K, V> {
+        // Acquire: the cell, record or flight; pairs with the AcqRel in `swing` and with the table's link.
+        let word = self.word.load(Ordering::Acquire);
+        match word.addr() & TAGS {
+            FLIGHT => {
+                // SAFETY: INV-slot-2.
+                State::Loading(unsafe { &*untagged(word).cast::<Flight<K, V>>() })
+            }
+            DEAD => State::Dead,
+            // SAFETY: INV-slot-2.
+            _ => State::Ready(unsafe { Held::new(word) }),
+        }
+    }
+
+    /// Joins a flight that was read from this slot. `None` if it is closed.
+    pub(crate) fn join<'g>(&self, flight: &'g Flight<K, V>, _guard: &'g Guard) -> Option<SlotTicket<K, V>> {
+        Ticket::join(flight, || share_of(flight))
+    }
+
+    /// Moves the word from exactly what was seen, and retires what is not led to any more (INV-slot-1).
+    pub(crate) fn swing(&self, from: State<'_, K, V>, to: Next<K, V>, guard: &Guard) -> Swing<K, V> {
+        let held = from.held();
+        let to = match to {
+            Next::Loading(flight) => (tagged(Arc::into_raw(flight).cast_mut().cast(), FLIGHT), Keep::All),
+            Next::Value(cell) => {
+                let room = cell.room.is_some();
+                (cell.publish(), Keep::Nothing { room })
+            }
+            Next::Failure { error, retry_at, attempts } => {
+                let record = Box::new(Record { error, retry_at, attempts, prev: held.cell_ptr() });
+                (tagged(Box::into_raw(record).cast(), RECORD), Keep::Cell)
+            }
+            // Nothing was there before a slot's first load: the slot goes with it.
+            Next::Prev if held.raw().is_null() => (tagged(null_mut(), DEAD), Keep::All),
+            Next::Prev => (held.raw(), Keep::All),
+            Next::Dead => (tagged(null_mut(), DEAD), Keep::Nothing { room: false }),
+        };
+        let (word, keep) = to;
+        let had = isize::from(held.cell().is_some());
+        step();
+        // AcqRel: Release publishes the new content, and orders what its owner did before (the load's claim, the user's
+        // write) for who reads it; Acquire gives a claimer what the last owner published. Pairs with `load`.
+        // Relaxed failure: the caller looks again.
+        if self.word.compare_exchange(from.raw(), word, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: `word` was built above and published to nobody.
+            return Swing::Lost(unsafe { self.unbuild(word, keep) });
+        }
+        step();
+        if let State::Loading(flight) = from {
+            let flight = std::ptr::from_ref(flight);
+            // SAFETY: INV-slot-2: the slot's share, taken out by the CAS.
+            unsafe { retire(guard, move || drop(Arc::from_raw(flight))) };
+        }
+        let has = match keep {
+            Keep::All | Keep::Cell => had,
+            Keep::Nothing { .. } => isize::from(word.addr() & TAGS == CELL),
+        };
+        match keep {
+            Keep::All => {}
+            Keep::Cell => Self::retire_record(held, guard),
+            Keep::Nothing { .. } => {
+                self.retire_cell(held.cell_ptr(), guard);
+                Self::retire_record(held, guard);
+            }
+        }
+        Swing::Won { values: has - had }
+    }
+
+    /// # Safety
+    /// `word` was built by `swing` with `keep` and published to nobody.
+    unsafe fn unbuild(&self, word: *mut (), keep: Keep) -> Next<K, V> {
+        match (word.addr() & TAGS, keep) {
+            // SAFETY: by contract, from `Arc::into_raw`.
+            (FLIGHT, _) => Next::Loading(unsafe { Arc::from_raw(untagged(word).cast::<Flight<K, V>>()) }),
+            (DEAD, Keep::All) => Next::Prev,
+            (DEAD, _) => Next::Dead,
+            (RECORD, Keep::Cell) => {
+                // SAFETY: by contract, from `Box::into_raw`. The cell in it is the slot's.
+                let record = *unsafe { Box::from_raw(untagged(word).cast::<Record<V>>()) };
+                Next::Failure { error: record.error, retry_at: record.retry_at, attempts: record.attempts }
+            }
+            (_, Keep::Nothing { room }) => {
+                let cell = NonNull::new(word.cast::<Cell<V>>()).expect("a new cell is not null");
+                // A share for the room was kept by `publish`.
+                Next::Value(NewCell { cell, room: room.then(|| SlotRef(NonNull::from(self))) })
+            }
+            (_, Keep::All | Keep::Cell) => Next::Prev,
+        }
+    }
+
+    fn retire_record(held: Held<'_, V>, guard: &Guard) {
+        if let Some(record) = held.record() {
+            let record = std::ptr::from_ref(record).cast_mut();
+            // SAFETY: INV-slot-1: taken out by the caller's CAS. Its cell is not freed with it.
+            unsafe { retire(guard, move || drop(Box::from_raw(record))) };
+        }
+    }
+
+    fn retire_cell(&self, cell: *mut Cell<V>, guard: &Guard) {
+        if cell.is_null() {
+            return;
+        }
+        if cell.addr() == self.first.get().addr() {
+            // The room's share goes with the value.
+            let slot = SlotRef(NonNull::from(self));
+            let value_and_share = move || {
+                let slot = slot;
+                // SAFETY: INV-slot-1: taken out by the caller's CAS, and no pin that saw it is left.
+                unsafe { (*slot.first.get()).assume_init_drop() };
+            };
+            // SAFETY: INV-slot-1: as above; the share keeps the slot alive until then.
+            unsafe { retire(guard, value_and_share) };
+        } else {
+            // SAFETY: INV-slot-1: as above; a cell that is not in the room is in a box.
+            unsafe { retire(guard, move || drop(Box::from_raw(cell))) };
+        }
+    }
+
+    /// Kills a slot that nobody else can reach, and drops what it holds at once.
+    ///
+    /// # Safety
+    /// Nobody else is in the cache.
+    unsafe fn bury(&self) {
+        // SAFETY: by contract.
+        let guard = unsafe { exclusive() };
+        let state = self.load(guard);
+        if !matches!(state, State::Dead) {
+            let _ = self.swing(state, Next::Dead, guard);
+        }
+    }
+}
+
+/// What a CAS leaves in place of what the slot held.
+#[derive(Clone, Copy)]
+enum Keep {
+    All,
+    Cell,
+    /// `room`: the new cell is in the slot's own room.
+    Nothing {
+        room: bool,
+    },
+}
+
+/// A share of a flight that was read from its slot under a pin that still lasts.
+pub(crate) fn share_of<K, V>(flight: &Flight<K, V>) -> Arc<Flight<K, V>> {
+    let raw = std::ptr::from_ref(flight);
+    // SAFETY: INV-slot-2: the slot's share is given back through retire, so the count is above zero under the pin.
+    unsafe { Arc::increment_strong_count(raw) };
+    // SAFETY: the share that was just made.
+    unsafe { Arc::from_raw(raw) }
+}

@@ -1,0 +1,335 @@
+//! The synchronous front: the `Cache` type, its reads and writes, and loads on the caller's thread.
+
+mod ask;
+mod compute;
+mod load;
+#[cfg(all(test, loom))]
+mod models;
+mod pinned;
+
+pub use ask::{Answer, Ask, Provenance};
+pub use compute::{Op, Outcome};
+pub use pinned::Pinned;
+
+use crate::clock::{Time, Wake};
+use crate::config::{CacheBuilder, Parts};
+use crate::engine::Core;
+use crate::error::BuildError;
+use crate::freshness::{Stage, Ttl};
+use crate::hash::DefaultHashBuilder;
+use crate::observe::{Count, InFlight, Stats};
+use crate::primitive::epoch::{flush, pin};
+use std::borrow::Borrow;
+use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A concurrent cache in which every load of a key happens once. A cheap handle: clones share the same cache.
+///
+/// See the [crate's documentation](crate) for a guide. When the last handle is dropped, the background queue is
+/// closed, jobs that wait are dropped unrun, and every value goes at once; nothing is waited for.
+///
+/// # Examples
+/// ```
+/// use quell::Cache;
+///
+/// let cache: Cache<String, u64> = Cache::builder().build();
+/// assert_eq!(cache.get_with("answer", || 42), 42);
+/// assert_eq!(cache.get("answer"), Some(42));
+/// ```
+pub struct Cache<K, V, S = DefaultHashBuilder> {
+    core: Arc<Core<K, V, S>>,
+    life: Arc<Life<K, V, S>>,
+}
+
+/// Shared by the handles alone, so that the last of them ends the background work.
+struct Life<K, V, S>(Weak<Core<K, V, S>>);
+
+impl<K, V, S> Drop for Life<K, V, S> {
+    fn drop(&mut self) {
+        if let Some(core) = self.0.upgrade() {
+            core.keeper.close();
+        }
+    }
+}
+
+impl<K, V, S> Clone for Cache<K, V, S> {
+    fn clone(&self) -> Self {
+        Self { core: self.core.clone(), life: self.life.clone() }
+    }
+}
+
+impl<K, V, S> fmt::Debug for Cache<K, V, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache")
+            .field("name", &self.core.settings.name)
+            .field("len", &self.core.values())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    /// A cache for up to `max_capacity` entries, with default settings otherwise.
+    ///
+    /// This version sizes itself for so many entries, and does not evict yet: bound it by `time_to_live`,
+    /// `time_to_idle` or removal.
+    #[must_use]
+    pub fn new(max_capacity: u64) -> Self {
+        // Larger tables grow when they are needed.
+        let room = usize::try_from(max_capacity).unwrap_or(usize::MAX).min(1 << 16);
+        Self::builder().initial_capacity(room).build()
+    }
+
+    /// Starts to build a cache.
+    pub fn builder() -> CacheBuilder<K, V> {
+        CacheBuilder::new()
+    }
+}
+
+impl<K, V, S> CacheBuilder<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// Builds the cache.
+    ///
+    /// # Panics
+    /// With the text of the [`BuildError`] that [`try_build`](Self::try_build) would return.
+    #[must_use]
+    pub fn build(self) -> Cache<K, V, S> {
+        match self.try_build() {
+            Ok(cache) => cache,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Builds the cache.
+    ///
+    /// # Errors
+    /// A [`BuildError`] that names the setting, its value, and the rule that it breaks.
+    pub fn try_build(self) -> Result<Cache<K, V, S>, BuildError> {
+        let (settings, Parts { hasher, clock, executor }) = self.check()?;
+        let core = Arc::new_cyclic(|core: &Weak<Core<K, V, S>>| {
+            let time = match clock {
+                None => Time::Coarse,
+                Some(clock) => {
+                    let core = core.clone();
+                    let wake: Wake = Box::new(move || {
+                        if let Some(core) = core.upgrade() {
+                            core.wake_waiters(pin());
+                        }
+                    });
+                    let by_hand = clock.subscribe(wake);
+                    Time::Given { clock, by_hand }
+                }
+            };
+            Core::new(settings, time, hasher, executor)
+        });
+        let life = Arc::new(Life(Arc::downgrade(&core)));
+        Ok(Cache { core, life })
+    }
+}
+
+impl<K, V, S> Cache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// The value of `key`, fresh or stale. Never loads, never waits. Lock-free.
+    #[inline]
+    pub fn get<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.read(key, V::clone)
+    }
+
+    /// Calls `read` with the value of `key`, fresh or stale, and without cloning it. Never loads, never waits.
+    /// Lock-free.
+    ///
+    /// `read` runs under an epoch pin, so that memory freed meanwhile by anybody waits for it: keep it short.
+    #[inline]
+    pub fn read<Q, R>(&self, key: &Q, read: impl FnOnce(&V) -> R) -> Option<R>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let guard = pin();
+        let hit = self.core.read(key, true, &guard);
+        self.core.counters.add(match &hit {
+            Some(hit) if hit.stage == Stage::Fresh => Count::Hits,
+            Some(_) => Count::StaleHits,
+            None => Count::Misses,
+        });
+        hit.map(|hit| read(&hit.cell.value))
+    }
+
+    /// The value of `key`, fresh or stale; neither counted, nor noted as a use. Lock-free.
+    pub fn peek<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.read(key, false, &pin()).map(|hit| hit.cell.value.clone())
+    }
+
+    /// Whether `key` has a value, fresh or stale; neither counted, nor noted as a use. Lock-free.
+    pub fn contains_key<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.read(key, false, &pin()).is_some()
+    }
+
+    /// Clones of all entries, fresh or stale. Weakly consistent: an entry that is there throughout is met once; what
+    /// comes or goes meanwhile may be met or not. Holds nothing between two steps.
+    pub fn iter(&self) -> Iter<'_, K, V, S>
+    where
+        K: Clone,
+    {
+        Iter { cache: self, shard: 0, at: Some(0), ready: VecDeque::new() }
+    }
+
+    /// How many values the cache holds. Those that have expired count until they are swept away, see
+    /// [`run_pending_tasks`](Self::run_pending_tasks); keys of which only a failure is remembered do not.
+    pub fn len(&self) -> usize {
+        self.core.values()
+    }
+
+    /// Whether the cache holds no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sweeps everything that has expired, and hands what was removed on this thread to the allocator, as far as no
+    /// reader holds it. Nothing waits for this to be called: writes sweep a little each.
+    pub fn run_pending_tasks(&self) {
+        self.core.each_bucket(|shard, at| self.core.sweep(shard, at, &pin()));
+        flush();
+    }
+
+    /// Puts a value in the place of whatever is there. A load of the key that is under way gives its value to those
+    /// who wait for it already, and stores nothing. Lock-free.
+    pub fn insert(&self, key: K, value: V) {
+        self.insert_for(key, value, Ttl::default());
+    }
+
+    /// As [`insert`](Self::insert), with a hard TTL of its own. With a TTL of zero nobody is served the value, and
+    /// what was there goes.
+    pub fn insert_with_ttl(&self, key: K, value: V, ttl: Duration) {
+        self.insert_for(key, value, Ttl { soft: None, hard: Some(ttl) });
+    }
+
+    fn insert_for(&self, key: K, value: V, own: Ttl) {
+        let times = self.core.times_of_write(&key, &value, own);
+        self.core.insert(key, value, times, &pin());
+    }
+
+    /// Removes the value of `key` and returns it, if it was still served. A load of the key that is under way stores
+    /// nothing. Lock-free.
+    pub fn remove<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.remove(key, &pin())
+    }
+
+    /// Removes the value of `key`. No call that begins after this returns gets a value that was loaded before, even
+    /// by a load that is still under way. Lock-free.
+    pub fn invalidate<Q>(&self, key: &Q)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.invalidate(key, &pin());
+    }
+
+    /// [`invalidate`](Self::invalidate) for every key. Walks the whole table; lock-free.
+    pub fn invalidate_all(&self) {
+        crate::engine::source_fence();
+        self.core.each_bucket(|shard, at| self.core.clear_bucket(shard, at, &pin()));
+    }
+
+    /// Removes every entry for which `keep` is false. Loads under way are detached: they store nothing, since nobody can
+    /// say what they will bring. `keep` runs under an epoch pin, and may be asked twice about an entry that changes
+    /// meanwhile.
+    pub fn retain(&self, mut keep: impl FnMut(&K, &V) -> bool) {
+        crate::engine::source_fence();
+        self.core.each_bucket(|shard, at| self.core.retain_bucket(shard, at, &mut keep, &pin()));
+    }
+
+    /// Makes the value of `key` stale now, so that the next load refreshes it; it is still served until its hard
+    /// deadline. A load that is under way stores nothing. Returns whether there was a value.
+    pub fn expire<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.expire(key, &pin())
+    }
+
+    /// What the cache has done, and what it is doing now.
+    pub fn stats(&self) -> Stats {
+        self.core.stats(&pin())
+    }
+
+    /// The loads under way. Those that have been detached by a write are among them until they end.
+    pub fn in_flight(&self) -> Vec<InFlight<K>>
+    where
+        K: Clone,
+    {
+        self.core.in_flight(&pin())
+    }
+
+    /// The name that the builder gave it.
+    pub fn name(&self) -> &str {
+        &self.core.settings.name
+    }
+}
+
+/// Clones of a cache's entries, see [`Cache::iter`].
+pub struct Iter<'a, K, V, S = DefaultHashBuilder> {
+    cache: &'a Cache<K, V, S>,
+    shard: usize,
+    at: Option<u64>,
+    ready: VecDeque<(K, V)>,
+}
+
+impl<K: Clone, V: Clone, S> Iterator for Iter<'_, K, V, S> {
+    type Item = (K, V);
+
+    fn next(&mut self) -> Option<(K, V)> {
+        loop {
+            if let Some(entry) = self.ready.pop_front() {
+                return Some(entry);
+            }
+            let core = &self.cache.core;
+            if self.shard == core.shard_count() {
+                return None;
+            }
+            let Some(at) = self.at else {
+                (self.shard, self.at) = (self.shard + 1, Some(0));
+                continue;
+            };
+            let ready = &mut self.ready;
+            self.at = core.entries(self.shard, at, |k, v| ready.push_back((k.clone(), v.clone())), &pin());
+        }
+    }
+}
+
+impl<K, V, S> fmt::Debug for Iter<'_, K, V, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter").finish_non_exhaustive()
+    }
+}

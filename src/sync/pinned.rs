@@ -1,0 +1,63 @@
+//! A pin that lasts over several reads and hands out references.
+
+use super::Cache;
+use crate::freshness::Stage;
+use crate::hash::DefaultHashBuilder;
+use crate::observe::Count;
+use crate::primitive::epoch::{Guard, pin};
+use crate::primitive::thread::{pinned_begins, pinned_ends};
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+
+/// Reads without cloning and with one pin for all of them; made by [`Cache::pin`].
+///
+/// While it exists, nothing that the cache (or another quell cache) removes is freed: keep it short. It stays on its
+/// thread. Leaking it is sound, and stops reclamation.
+pub struct Pinned<'a, K, V, S = DefaultHashBuilder> {
+    cache: &'a Cache<K, V, S>,
+    guard: Guard,
+}
+
+impl<K, V, S> Cache<K, V, S> {
+    /// Pins this thread for several reads.
+    pub fn pin(&self) -> Pinned<'_, K, V, S> {
+        pinned_begins();
+        Pinned { cache: self, guard: pin() }
+    }
+}
+
+impl<K, V, S> Pinned<'_, K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// The value of `key`, fresh or stale. Never loads, never waits. Lock-free.
+    #[inline]
+    pub fn get<Q>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hit = self.cache.core.read(key, true, &self.guard);
+        self.cache.core.counters.add(match &hit {
+            Some(hit) if hit.stage == Stage::Fresh => Count::Hits,
+            Some(_) => Count::StaleHits,
+            None => Count::Misses,
+        });
+        hit.map(|hit| &hit.cell.value)
+    }
+}
+
+impl<K, V, S> Drop for Pinned<'_, K, V, S> {
+    fn drop(&mut self) {
+        pinned_ends();
+    }
+}
+
+impl<K, V, S> fmt::Debug for Pinned<'_, K, V, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("cache", &self.cache).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,261 @@
+//! The bucket word: what one bucket holds, in one atomic word.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | `0` | nothing, live |
+//! | pointer | one element, live |
+//! | pointer + `LIST` | an immutable list of two or more elements, live |
+//! | `FROZEN` | nothing, and the halves are the children's |
+//! | pointer + `FROZEN` (+ `HIGH`) | one element, which goes to the low (high) child |
+//! | pointer + `FROZEN` + `LIST` | both halves, in a [`Split`] |
+//! | `HIGH` | `UNSET`: a child whose parent has not been frozen |
+//!
+//! A frozen word never changes. The pointers are those of elements, lists and splits, whose alignment leaves
+//! three bits.
+
+use crate::primitive::thin::Thin;
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+
+/// The pointer is one to a list; in a frozen word, one to a split. Set when it is built, never cleared.
+const LIST: usize = 1;
+/// The bucket has moved down: no writer may change it any more. Set by the freezer, never cleared.
+const FROZEN: usize = 2;
+/// With `FROZEN`: the one element goes to the high child. Alone: `UNSET`.
+const HIGH: usize = 4;
+const TAGS: usize = LIST | FROZEN | HIGH;
+
+/// The elements of a bucket that has more than one.
+pub(super) type List<T> = Thin<(), NonNull<T>>;
+
+/// Both halves of a frozen list. Owned by the array in which it is; the lists in it are the children's.
+#[repr(align(8))]
+pub(super) struct Split<T> {
+    halves: [Word<T>; 2],
+}
+
+/// A value that a bucket's atomic word can have.
+pub(super) struct Word<T>(*mut (), PhantomData<*const T>);
+
+impl<T> Clone for Word<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Word<T> {}
+
+impl<T> Word<T> {
+    pub(super) const EMPTY: Self = Self(null_mut(), PhantomData);
+    pub(super) const UNSET: Self = Self(std::ptr::without_provenance_mut(HIGH), PhantomData);
+
+    #[inline]
+    pub(super) fn from_raw(raw: *mut ()) -> Self {
+        const { assert!(align_of::<T>() > TAGS, "an element's alignment must leave room for the tags") };
+        Self(raw, PhantomData)
+    }
+
+    #[inline]
+    pub(super) fn raw(self) -> *mut () {
+        self.0
+    }
+
+    #[inline]
+    fn has(self, tag: usize) -> bool {
+        self.0.addr() & tag != 0
+    }
+
+    #[inline]
+    fn pointer(self) -> *mut () {
+        self.0.map_addr(|a| a & !TAGS)
+    }
+
+    fn tagged(pointer: *mut (), tags: usize) -> Self {
+        Self(pointer.map_addr(|a| a | tags), PhantomData)
+    }
+
+    fn one(element: NonNull<T>) -> Self {
+        Self(element.as_ptr().cast(), PhantomData)
+    }
+
+    fn list(list: List<T>) -> Self {
+        Self::tagged(list.as_ptr(), LIST)
+    }
+
+    #[inline]
+    pub(super) fn is_unset(self) -> bool {
+        self.0.addr() == HIGH
+    }
+
+    #[inline]
+    pub(super) fn is_frozen(self) -> bool {
+        self.has(FROZEN)
+    }
+
+    /// The elements of a live word.
+    ///
+    /// # Safety
+    /// The word is live (not frozen, not unset), and its list, if any, lives for `'a`.
+    #[inline]
+    unsafe fn elements<'a>(&'a self) -> &'a [NonNull<T>] {
+        if self.has(LIST) {
+            // SAFETY: tagged as a list, alive by contract.
+            let list = unsafe { List::<T>::from_ptr(self.pointer()) };
+            // SAFETY: as above.
+            return unsafe { list.tail() };
+        }
+        let Some(one) = NonNull::new(self.0.cast::<T>()) else { return &[] };
+        debug_assert!(!self.is_unset() && !self.is_frozen(), "only a live word has elements");
+        let _ = one;
+        // SAFETY: `Word` is `repr(Rust)` around one non-null pointer here; read it as a `NonNull<T>`.
+        unsafe { std::slice::from_raw_parts((&raw const self.0).cast::<NonNull<T>>(), 1) }
+    }
+
+    /// The half of a frozen word that goes to the low or the high child: a live word.
+    pub(super) fn half(self, high: bool) -> Self {
+        debug_assert!(self.is_frozen(), "only a frozen word has halves");
+        let pointer = self.pointer();
+        if self.has(LIST) {
+            // SAFETY: a split lives as long as its array, and the caller came here through the array.
+            let split = unsafe { &*pointer.cast::<Split<T>>() };
+            return split.halves[usize::from(high)];
+        }
+        if self.has(HIGH) == high { Self(pointer, PhantomData) } else { Self::EMPTY }
+    }
+
+    /// The list that this live word leads to.
+    pub(super) fn as_list(self) -> Option<List<T>> {
+        // SAFETY: the tag says what the pointer is.
+        (self.has(LIST) && !self.is_frozen()).then(|| unsafe { List::from_ptr(self.pointer()) })
+    }
+
+    /// The split that this frozen word leads to.
+    pub(super) fn as_split(self) -> Option<NonNull<Split<T>>> {
+        (self.has(LIST) && self.is_frozen()).then(|| NonNull::new(self.pointer().cast())).flatten()
+    }
+
+    /// Builds the live word for these elements; a list is allocated where there are two or more.
+    fn of(elements: impl ExactSizeIterator<Item = NonNull<T>> + Clone) -> Self {
+        let mut each = elements.clone();
+        match elements.len() {
+            0 => Self::EMPTY,
+            1 => each.next().map_or(Self::EMPTY, Self::one),
+            n => Self::list(List::new((), n, |_| each.next().expect("as many as its length says"))),
+        }
+    }
+}
+
+impl<T: super::Linked> Word<T> {
+    /// # Safety
+    /// The word is live, was read (or may be dereferenced, INV-table-2) under a pin that lasts for `'g`.
+    #[inline]
+    pub(super) unsafe fn find<'g>(self, hash: u64, eq: &mut impl FnMut(&T) -> bool) -> Option<&'g T> {
+        // SAFETY: by contract.
+        for element in unsafe { self.elements() } {
+            // SAFETY: by contract: linked when the word was read, so not freed under the pin.
+            let element = unsafe { element.as_ref() };
+            if element.hash() == hash && eq(element) {
+                return Some(element);
+            }
+        }
+        None
+    }
+
+    /// # Safety
+    /// As for `find`.
+    pub(super) unsafe fn each<'g>(self, each: &mut impl FnMut(&'g T))
+    where
+        T: 'g,
+    {
+        // SAFETY: by contract.
+        for element in unsafe { self.elements() } {
+            // SAFETY: by contract: linked when the word was read, so not freed under the pin.
+            each(unsafe { element.as_ref() });
+        }
+    }
+
+    /// The word with one element more. Nothing is freed.
+    ///
+    /// # Safety
+    /// As for `find`.
+    pub(super) unsafe fn with(self, new: NonNull<T>) -> Self {
+        // SAFETY: by contract.
+        let there = unsafe { self.elements() };
+        match there {
+            [] => Self::one(new),
+            _ => {
+                let at = |i: usize| there.get(i).copied().unwrap_or(new);
+                Self::list(List::new((), there.len() + 1, at))
+            }
+        }
+    }
+
+    /// The word without `old`, `None` if it does not lead to it. Nothing is freed.
+    ///
+    /// # Safety
+    /// As for `find`; `old` itself is only compared.
+    pub(super) unsafe fn without(self, old: NonNull<T>) -> Option<Self> {
+        // SAFETY: by contract.
+        let there = unsafe { self.elements() };
+        let gap = there.iter().position(|e| *e == old)?;
+        Some(match there {
+            [_] => Self::EMPTY,
+            [a, b] => Self::one(if gap == 0 { *b } else { *a }),
+            _ => Self::list(List::new((), there.len() - 1, |i| there[i + usize::from(i >= gap)])),
+        })
+    }
+
+    /// The frozen word that this live word becomes; `goes_high` decides by the hash.
+    ///
+    /// # Safety
+    /// As for `find`.
+    pub(super) unsafe fn frozen(self, goes_high: impl Fn(u64) -> bool) -> Self {
+        // SAFETY: by contract; an element was linked when the word was read, so not freed under the pin.
+        let high = |e: &NonNull<T>| goes_high(unsafe { e.as_ref() }.hash());
+        // SAFETY: by contract.
+        match unsafe { self.elements() } {
+            [] => Self::tagged(null_mut(), FROZEN),
+            [one] => Self::tagged(one.as_ptr().cast(), if high(one) { FROZEN | HIGH } else { FROZEN }),
+            many => {
+                let [mut low, mut up] = [Vec::with_capacity(many.len()), Vec::with_capacity(many.len())];
+                for e in many {
+                    if high(e) { up.push(*e) } else { low.push(*e) }
+                }
+                let halves = [Self::of(low.iter().copied()), Self::of(up.iter().copied())];
+                Self::tagged(Box::into_raw(Box::new(Split { halves })).cast(), FROZEN | LIST)
+            }
+        }
+    }
+
+    /// Takes back a word that `with`, `without` or `frozen` built and that was not published.
+    ///
+    /// # Safety
+    /// The word was never published; `seen` is the word that it was built from.
+    pub(super) unsafe fn discard(self) {
+        if let Some(list) = self.as_list() {
+            // SAFETY: built by us, published to nobody.
+            unsafe { list.free() };
+        } else if let Some(split) = self.as_split() {
+            // SAFETY: as above.
+            let split = unsafe { Box::from_raw(split.as_ptr()) };
+            for half in split.halves {
+                // SAFETY: as above.
+                unsafe { half.discard() };
+            }
+        }
+    }
+
+    /// Hands every element of a live word over and frees its list.
+    ///
+    /// # Safety
+    /// The caller owns what the word leads to.
+    pub(super) unsafe fn consume(self, each: &mut impl FnMut(NonNull<T>)) {
+        // SAFETY: by contract.
+        for element in unsafe { self.elements() } {
+            each(*element);
+        }
+        if let Some(list) = self.as_list() {
+            // SAFETY: by contract.
+            unsafe { list.free() };
+        }
+    }
+}
