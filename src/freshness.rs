@@ -99,16 +99,15 @@ fn scaled(length: Duration, factor: f64) -> Duration {
 /// How long after a failed load the next one may start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
-    /// While a value is there that can still be served, or may be served in grace.
-    pub(crate) with_value: Duration,
-    /// While there is none. Zero: a failure is not remembered.
-    pub(crate) without_value: Duration,
+    /// A refresh of a value that is still served, or may be in grace.
+    pub(crate) refresh: Duration,
+    /// A load that somebody waits for. Zero: nobody is held up.
+    pub(crate) load: Duration,
 }
 
 impl Backoff {
     /// A failing refresh is tried ten times a second; a caller who needs a value may always try.
-    pub(crate) const FIXED: Self =
-        Self { with_value: Duration::from_millis(100), without_value: Duration::ZERO };
+    pub(crate) const FIXED: Self = Self { refresh: Duration::from_millis(100), load: Duration::ZERO };
 }
 
 #[cfg(all(test, not(loom)))]

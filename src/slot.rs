@@ -54,12 +54,21 @@ pub(crate) struct Cell<V> {
     pub(crate) value: V,
 }
 
+/// Until when a failed load of a key holds up the next one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pause {
+    /// No refresh of a value that is still served begins before this.
+    pub(crate) refresh: Moment,
+    /// No load that somebody waits for begins before this. Not after `refresh`.
+    pub(crate) load: Moment,
+}
+
 /// A remembered failure, and the value that was there before it, if any.
 #[repr(align(8))]
 pub(crate) struct Record<V> {
     pub(crate) error: LoadError,
-    pub(crate) retry_at: Moment,
     pub(crate) attempts: u32,
+    pub(crate) pause: Pause,
     /// The cell that the failed load was to replace; the slot owns it (INV-slot-1).
     prev: *mut Cell<V>,
 }
@@ -198,7 +207,7 @@ pub(crate) enum Next<K, V> {
     /// A value.
     Value(NewCell<K, V>),
     /// A failure, which keeps the value that is there.
-    Failure { error: LoadError, retry_at: Moment, attempts: u32 },
+    Failure { error: LoadError, attempts: u32, pause: Pause },
     /// What was there before the load.
     Prev,
     /// Nothing, for ever.
@@ -324,15 +333,14 @@ impl<K, V> Unborn<K, V> {
     where
         K: Eq,
     {
-        let Some(slot) = self.0.take() else { return Ok(()) };
-        let (hash, key) = (slot.hash, std::ptr::from_ref(&slot.key));
-        let link = slot.into_link();
-        // SAFETY: the slot lives until it is linked and unlinked again, which needs the comparison to have ended.
-        let eq = |other: &Slot<K, V>| other.key == *unsafe { &*key };
-        match table.link(link, hash, eq, guard) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(Self(Some(SlotRef(link)))),
+        let Some(slot) = &self.0 else { return Ok(()) };
+        // `Eq` is user code: until it has spoken, the share is ours to drop.
+        if table.link(slot.0, slot.hash, |other| other.key == slot.key, guard).is_err() {
+            return Err(self);
         }
+        // The share is the table's now.
+        self.0.take().map(SlotRef::into_link);
+        Ok(())
     }
 
     /// The key and the value of a slot that was to be born with a value.
@@ -501,8 +509,8 @@ impl<K, V> Slot<K, V> {
                 let room = cell.room.is_some();
                 (cell.publish(), Keep::Nothing { room })
             }
-            Next::Failure { error, retry_at, attempts } => {
-                let record = Box::new(Record { error, retry_at, attempts, prev: held.cell_ptr() });
+            Next::Failure { error, attempts, pause } => {
+                let record = Box::new(Record { error, attempts, pause, prev: held.cell_ptr() });
                 (tagged(Box::into_raw(record).cast(), RECORD), Keep::Cell)
             }
             // Nothing was there before a slot's first load: the slot goes with it.
@@ -552,7 +560,7 @@ impl<K, V> Slot<K, V> {
             (RECORD, Keep::Cell) => {
                 // SAFETY: by contract, from `Box::into_raw`. The cell in it is the slot's.
                 let record = *unsafe { Box::from_raw(untagged(word).cast::<Record<V>>()) };
-                Next::Failure { error: record.error, retry_at: record.retry_at, attempts: record.attempts }
+                Next::Failure { error: record.error, attempts: record.attempts, pause: record.pause }
             }
             (_, Keep::Nothing { room }) => {
                 let cell = NonNull::new(word.cast::<Cell<V>>()).expect("a new cell is not null");

@@ -4,13 +4,13 @@ use super::Core;
 use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::{Outcome, Seat};
-use crate::freshness::{Stage, Ttl};
+use crate::freshness::{Backoff, Stage, Ttl};
 use crate::loader::LoadCause;
 use crate::observe::Count;
 use crate::primitive::Arc as Shared;
 use crate::primitive::epoch::{Guard, pin};
 use crate::primitive::step::step;
-use crate::slot::{Flight, Held, NewCell, Next, State};
+use crate::slot::{Flight, Held, NewCell, Next, Pause, State};
 use crate::table::Linked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,14 +40,16 @@ pub(crate) enum Published {
 }
 
 impl<K, V, S> Lease<K, V, S> {
-    pub(super) fn new(
-        core: &Arc<Core<K, V, S>>,
-        flight: Shared<Flight<K, V>>,
-        cause: LoadCause,
-        superseded: Option<Shared<Flight<K, V>>>,
-    ) -> Self {
+    /// A lease whose claim comes next. It is in the registry before anybody can join, so that a clock that is moved by
+    /// hand finds all who wait; if the claim is lost, dropping the lease is all.
+    pub(super) fn new(core: &Arc<Core<K, V, S>>, flight: Shared<Flight<K, V>>, cause: LoadCause) -> Self {
         let seat = Some(core.flights.enter(flight.clone()));
-        Self { core: core.clone(), flight, seat, cause, superseded, begun: Moment::NEVER }
+        Self { core: core.clone(), flight, seat, cause, superseded: None, begun: Moment::NEVER }
+    }
+
+    /// Wakes those who wait for `old` when the load begins.
+    pub(super) fn supersedes(&mut self, old: Shared<Flight<K, V>>) {
+        self.superseded = Some(old);
     }
 
     pub(crate) fn core(&self) -> &Arc<Core<K, V, S>> {
@@ -138,13 +140,17 @@ impl<K, V, S> Lease<K, V, S> {
         let flight = self.flight.clone();
         let next = |held: Held<'_, V>| {
             let rescues = held.cell().is_some_and(|c| core.stage_at(&flight.target, c, now) != Stage::Dead);
-            let backoff = core.settings.backoff;
-            let pause = if rescues { backoff.with_value } else { backoff.without_value };
+            let Backoff { refresh, load } = core.settings.backoff;
             let attempts = held.record().map_or(0, |r| r.attempts).saturating_add(1);
-            match (pause.is_zero(), rescues) {
-                (false, _) => Next::Failure { error, retry_at: now.plus(pause), attempts },
-                (true, true) => Next::Prev,
-                (true, false) => Next::Dead,
+            if rescues || !load.is_zero() {
+                Next::Failure {
+                    error,
+                    attempts,
+                    pause: Pause { refresh: now.plus(refresh), load: now.plus(load) },
+                }
+            } else {
+                // Nothing is there to refresh, and nobody is held up: nothing to remember.
+                Next::Dead
             }
         };
         self.end(next, || outcome)

@@ -18,16 +18,16 @@ use std::time::Duration;
 /// Which values a call takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Accept {
-    /// No older than this.
+    /// Younger than this.
     pub(crate) max_age: Option<Duration>,
-    /// Stale for no longer than this.
+    /// Fresh, or stale for less than this.
     pub(crate) max_stale: Option<Duration>,
 }
 
 impl Accept {
     fn takes<V>(self, cell: &Cell<V>, now: Moment) -> bool {
-        self.max_age.is_none_or(|most| now.since(cell.times.born) <= most)
-            && self.max_stale.is_none_or(|most| now.since(cell.times.soft) <= most)
+        self.max_age.is_none_or(|limit| now.since(cell.times.born) < limit)
+            && self.max_stale.is_none_or(|limit| now < cell.times.soft || now.since(cell.times.soft) < limit)
     }
 }
 
@@ -126,9 +126,9 @@ where
                 State::Ready(held) => {
                     if let Some(record) = held.record()
                         && demand.backs_off
-                        && now < record.retry_at
+                        && now < record.pause.load
                     {
-                        let left = record.retry_at.since(now);
+                        let left = record.pause.load.since(now);
                         return Lookup::BackingOff(LoadError::backing_off(&record.error, left));
                     }
                     Move::Claim(held)
@@ -162,11 +162,9 @@ where
         let (slot, flight) = Unborn::with_flight(hash, key.to_owned(), now, |target, prev| {
             Flight::new(target, prev, true, now, self.lease_end(start, now))
         });
+        let lease = Lease::new(self, flight, LoadCause::Miss);
         step();
-        match slot.link(&self.shard(hash).table, guard) {
-            Ok(()) => Some(Lease::new(self, flight, LoadCause::Miss, None)),
-            Err(_) => None,
-        }
+        slot.link(&self.shard(hash).table, guard).is_ok().then_some(lease)
     }
 
     /// Claims or takes over by one CAS from exactly what was judged.
@@ -189,16 +187,12 @@ where
             }
         };
         let cause = if demand.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss };
-        let superseded = match *action {
-            Move::Claim(_) => None,
-            Move::TakeOver(flight) => Some(share_of(flight)),
-        };
-        let taken_over = superseded.is_some();
-        let flight = self.claim(slot, from, demand.miss, now, guard)?;
-        if taken_over {
+        let mut lease = self.claim(slot, from, demand.miss, cause, now, guard)?;
+        if let Move::TakeOver(old) = *action {
             self.counters.add(Count::Takeovers);
+            lease.supersedes(share_of(old));
         }
-        Some(Lease::new(self, flight, cause, superseded))
+        Some(lease)
     }
 
     /// The lease to refresh a stale value, for the one caller that gets it.
@@ -210,26 +204,26 @@ where
         guard: &Guard,
     ) -> Option<Lease<K, V, S>> {
         let now = self.time.now();
-        if held.record().is_some_and(|record| now < record.retry_at) {
+        if held.record().is_some_and(|record| now < record.pause.refresh) {
             return None;
         }
-        let flight = self.claim(slot, State::Ready(held), start, now, guard)?;
-        Some(Lease::new(self, flight, LoadCause::Stale, None))
+        self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, guard)
     }
 
     /// The one CAS by which a load of an existing slot begins.
     fn claim(
-        &self,
+        self: &Arc<Self>,
         slot: &Slot<K, V>,
         from: State<'_, K, V>,
         start: Start,
+        cause: LoadCause,
         now: Moment,
         guard: &Guard,
-    ) -> Option<Shared<Flight<K, V>>> {
+    ) -> Option<Lease<K, V, S>> {
         let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
         let flight = Shared::new(Flight::new(target, prev, false, now, self.lease_end(start, now)));
-        self.swing(slot, from, Next::Loading(flight.clone()), guard).ok()?;
-        Some(flight)
+        let lease = Lease::new(self, flight.clone(), cause);
+        self.swing(slot, from, Next::Loading(flight), guard).is_ok().then_some(lease)
     }
 
     fn lease_end(&self, start: Start, now: Moment) -> Option<Moment> {

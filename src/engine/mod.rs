@@ -10,8 +10,6 @@ mod lease;
 mod lookup;
 #[cfg(all(test, loom))]
 mod models;
-#[cfg(all(test, not(loom)))]
-mod tests;
 mod write;
 
 pub(crate) use write::source_fence;
@@ -177,7 +175,7 @@ impl<K, V, S> Core<K, V, S> {
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
         let live = held.cell().is_some_and(|cell| self.stage_at(slot, cell, now) != Stage::Dead);
-        !live && held.record().is_none_or(|record| record.retry_at <= now)
+        !live && held.record().is_none_or(|record| record.pause.refresh <= now)
     }
 
     /// Sweeps a bucket or so: what every write to a shard does, so that expired values go without anybody reading them.
@@ -230,6 +228,21 @@ impl<K, V, S> Core<K, V, S> {
 
     pub(crate) fn shard_count(&self) -> usize {
         self.shards.len()
+    }
+
+    /// Counts a call that was answered at once.
+    #[inline]
+    pub(crate) fn count_hit(&self, stage: Stage) {
+        self.counters.add(if stage == Stage::Fresh { Count::Hits } else { Count::StaleHits });
+    }
+
+    /// Counts a read, which never loads.
+    #[inline]
+    pub(crate) fn count_read(&self, hit: Option<&Hit<'_, V>>) {
+        match hit {
+            Some(hit) => self.count_hit(hit.stage),
+            None => self.counters.add(Count::Misses),
+        }
     }
 
     /// Wakes all who wait for a flight, so that they look at the clock again.

@@ -124,13 +124,13 @@ where
         self.terms.demand.accept.get_or_insert_default()
     }
 
-    /// Takes no cached value that is older than this.
+    /// Takes only a cached value that is younger than this; with zero, none.
     pub fn max_age(mut self, age: Duration) -> Self {
         self.accept().max_age = Some(age);
         self
     }
 
-    /// Takes no cached value that has been stale for longer than this, not even when the load fails.
+    /// Takes a stale value only if it has been stale for less than this, even when the load fails; with zero, none.
     pub fn max_stale(mut self, stale: Duration) -> Self {
         self.accept().max_stale = Some(stale);
         self

@@ -250,7 +250,7 @@ where
                     Lookup::Hit { hit, lease } => {
                         let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
                         if waiting.is_none() {
-                            self.count_hit(hit.stage);
+                            core.count_hit(hit.stage);
                         }
                         return Ok(Turn::Served(hit.cell.value.clone(), how, lease));
                     }
@@ -305,14 +305,6 @@ where
         }
     }
 
-    pub(super) fn count_hit(&self, stage: Stage) {
-        self.core.counters.add(match stage {
-            Stage::Fresh => Count::Hits,
-            Stage::Stale => Count::StaleHits,
-            Stage::Grace | Stage::Dead => Count::GraceHits,
-        });
-    }
-
     /// What a call gets whose load failed or whose wait ended: a stale value, one in grace, the fallback's, or `error`.
     pub(super) fn ladder<Q>(
         &self,
@@ -331,7 +323,9 @@ where
             let guard = pin();
             let accept = terms.demand.accept.unwrap_or_default();
             if let Some(hit) = self.core.salvage(key, accept, &guard) {
-                self.count_hit(hit.stage);
+                if hit.stage == Stage::Grace {
+                    self.core.counters.add(Count::GraceHits);
+                }
                 let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
                 return Ok(Turn::Served(hit.cell.value.clone(), how, None));
             }

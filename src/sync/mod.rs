@@ -6,6 +6,8 @@ mod load;
 #[cfg(all(test, loom))]
 mod models;
 mod pinned;
+#[cfg(all(test, not(loom)))]
+mod stall;
 
 pub use ask::{Answer, Ask, Provenance};
 pub use compute::{Op, Outcome};
@@ -15,9 +17,9 @@ use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
 use crate::engine::Core;
 use crate::error::BuildError;
-use crate::freshness::{Stage, Ttl};
+use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
-use crate::observe::{Count, InFlight, Stats};
+use crate::observe::{InFlight, Stats};
 use crate::primitive::epoch::{flush, pin};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
@@ -165,11 +167,7 @@ where
     {
         let guard = pin();
         let hit = self.core.read(key, true, &guard);
-        self.core.counters.add(match &hit {
-            Some(hit) if hit.stage == Stage::Fresh => Count::Hits,
-            Some(_) => Count::StaleHits,
-            None => Count::Misses,
-        });
+        self.core.count_read(hit.as_ref());
         hit.map(|hit| read(&hit.cell.value))
     }
 

@@ -1,9 +1,7 @@
 //! A pin that lasts over several reads and hands out references.
 
 use super::Cache;
-use crate::freshness::Stage;
 use crate::hash::DefaultHashBuilder;
-use crate::observe::Count;
 use crate::primitive::epoch::{Guard, pin};
 use crate::primitive::thread::{pinned_begins, pinned_ends};
 use std::borrow::Borrow;
@@ -41,11 +39,7 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hit = self.cache.core.read(key, true, &self.guard);
-        self.cache.core.counters.add(match &hit {
-            Some(hit) if hit.stage == Stage::Fresh => Count::Hits,
-            Some(_) => Count::StaleHits,
-            None => Count::Misses,
-        });
+        self.cache.core.count_read(hit.as_ref());
         hit.map(|hit| &hit.cell.value)
     }
 }

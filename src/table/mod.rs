@@ -64,6 +64,7 @@ const CHUNK: usize = if cfg!(any(test, loom)) { 1 } else { 16 };
 /// A lock-free map of elements `T`. It owns one share of each element that it links.
 pub(crate) struct Table<T: Linked> {
     root: AtomicPtr<()>,
+    /// How many elements are linked, about. A change counts a moment after its CAS, so this may be below zero.
     linked: Padded<AtomicUsize>,
     marker: std::marker::PhantomData<*const T>,
 }
@@ -90,12 +91,6 @@ impl<T: Linked> Table<T> {
         let root = self.root.load(Ordering::Acquire);
         // SAFETY: INV-table-4: an array is retired after the root has left it, and the guard was pinned before.
         unsafe { Array::from_ptr(root) }
-    }
-
-    /// How many elements are linked, about: a change counts a moment after its CAS.
-    pub(crate) fn linked(&self) -> usize {
-        // Relaxed: an estimate that starts growth; nothing is published by it.
-        self.linked.0.load(Ordering::Relaxed)
     }
 
     /// The element of this hash for which `eq` holds.
@@ -156,9 +151,9 @@ impl<T: Linked> Table<T> {
             step();
             if array.replace(hash, seen, wanted, guard) {
                 step();
-                // Relaxed: an estimate, see `linked`.
-                let linked = self.linked.0.fetch_add(1, Ordering::Relaxed) + 1;
-                self.grow(linked, guard);
+                // Relaxed: an estimate that starts growth; nothing is published by it.
+                let before = self.linked.0.fetch_add(1, Ordering::Relaxed);
+                self.grow(before.wrapping_add(1).cast_signed(), guard);
                 return Ok(());
             }
         }
@@ -175,7 +170,7 @@ impl<T: Linked> Table<T> {
             step();
             if array.replace(hash, seen, wanted, guard) {
                 step();
-                // Relaxed: an estimate, see `linked`.
+                // Relaxed: an estimate that starts growth; nothing is published by it.
                 self.linked.0.fetch_sub(1, Ordering::Relaxed);
                 // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
                 unsafe { retire(guard, move || T::release(old)) };
@@ -186,9 +181,9 @@ impl<T: Linked> Table<T> {
     }
 
     /// Starts to grow when there is more than one element to two buckets, and takes part in what is under way.
-    fn grow(&self, linked: usize, guard: &Guard) {
+    fn grow(&self, linked: isize, guard: &Guard) {
         let root = self.root(guard);
-        if linked > root.len() / 2 && root.may_grow() {
+        if linked > (root.len() / 2).cast_signed() && root.may_grow() {
             root.begin_growth();
         }
         self.help(guard);

@@ -143,7 +143,7 @@ fn check(ops: Vec<Op>, hash: fn(u64) -> u64) {
                 assert_eq!(fixture.keys(), keys);
             }
         }
-        assert_eq!(fixture.table.linked(), model.len());
+        assert_eq!(fixture.table.linked.0.load(Ordering::Relaxed), model.len());
     }
     fixture.finish();
 }
