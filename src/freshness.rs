@@ -23,12 +23,13 @@ pub struct Ttl {
 
 /// The times of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Times {
-    pub(crate) born: Moment,
     /// Fresh before this. Never after `hard`.
     pub(crate) soft: Moment,
     /// Served before this.
     pub(crate) hard: Moment,
+    pub(crate) born: Moment,
 }
 
 /// What may be done with a value now.

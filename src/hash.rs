@@ -1,5 +1,6 @@
 //! The default hasher, and how one hash serves shard, bucket and fingerprint.
 
+use std::any::TypeId;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -87,20 +88,25 @@ impl Hasher for DefaultHasher {
     }
 }
 
-/// Hashes a key once for all uses: the low bits choose the shard, the top bits the bucket.
+/// Hashes a key once for all uses: the top bits choose the bucket, the lowest bits of the upper half the shard. Slots and
+/// lists remember the upper half.
 ///
-/// The user's hash is folded through one wide multiplication, so that a weak hasher (an identity, say) still
-/// fills all the bits that are used.
+/// A hash of the user's own hasher is folded through one wide multiplication, so that a weak one (an identity, say)
+/// still fills all the bits that are used. The default hasher needs no such help.
 #[inline]
-pub(crate) fn hash_of<Q: Hash + ?Sized>(hasher: &impl BuildHasher, key: &Q) -> u64 {
-    let wide = u128::from(hasher.hash_one(key) ^ 0x2545_f491_4f6c_dd1d) * 0x9e37_79b9_7f4a_7c15;
+pub(crate) fn hash_of<S: BuildHasher + 'static, Q: Hash + ?Sized>(hasher: &S, key: &Q) -> u64 {
+    let hash = hasher.hash_one(key);
+    if TypeId::of::<S>() == TypeId::of::<DefaultHashBuilder>() {
+        return hash;
+    }
+    let wide = u128::from(hash ^ 0x2545_f491_4f6c_dd1d) * 0x9e37_79b9_7f4a_7c15;
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// The shard of a hash, by its low bits. `shards` is a power of two.
+/// The shard of a hash, by the lowest bits of its upper half. `shards` is a power of two.
 #[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    hash as usize & (shards - 1)
+    (hash >> 32) as usize & (shards - 1)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -126,7 +132,7 @@ mod tests {
         for step in [1_u64, 1 << 20, 1 << 40] {
             let hashes: Vec<u64> = (0..4096_u64).map(|i| hash_of(&hasher, &(i * step))).collect();
             let buckets: HashSet<u64> = hashes.iter().map(|h| h >> 52).collect();
-            let shards: HashSet<u64> = hashes.iter().map(|h| h & 15).collect();
+            let shards: HashSet<u64> = hashes.iter().map(|h| h >> 32 & 15).collect();
             assert!(buckets.len() > 2000, "step {step}: {} of 4096 buckets", buckets.len());
             assert_eq!(shards.len(), 16, "step {step}");
         }

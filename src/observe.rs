@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crate::primitive::Padded;
 use crate::primitive::plain::{AtomicU64, Ordering};
-use crate::primitive::thread::{NUMBERED, SHARED, number};
+use crate::primitive::thread::{NUMBERED, number};
 
 /// What is counted.
 #[derive(Clone, Copy)]
@@ -33,26 +33,25 @@ type Stripe = Padded<[AtomicU64; COUNTS]>;
 
 /// The counters of one cache.
 pub(crate) struct Counters {
-    own: Box<[OnceLock<Box<Stripe>>]>,
+    own: Box<[OnceLock<Box<Stripe>>; NUMBERED]>,
     shared: Stripe,
 }
 
 impl Counters {
     pub(crate) fn new() -> Self {
-        Self { own: (0..NUMBERED).map(|_| OnceLock::new()).collect(), shared: Stripe::default() }
+        Self { own: Box::new([const { OnceLock::new() }; NUMBERED]), shared: Stripe::default() }
     }
 
     /// Counts one.
     #[inline]
     pub(crate) fn add(&self, what: Count) {
-        let number = number();
-        if number == SHARED {
+        let Some(own) = self.own.get(number()) else {
             // Relaxed: a statistic; nothing is published by it.
             self.shared.0[what as usize].fetch_add(1, Ordering::Relaxed);
             return;
-        }
+        };
         // The number has one owner, so nobody else initializes this stripe at the same time.
-        let stripe = self.own[number].get_or_init(Box::default);
+        let stripe = own.get_or_init(Box::default);
         let count = &stripe.0[what as usize];
         // Relaxed: this thread is the only writer while it has the number.
         count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -79,7 +79,7 @@ impl<K, V, S> Core<K, V, S>
 where
     K: Eq + Hash + 'static,
     V: 'static,
-    S: BuildHasher,
+    S: BuildHasher + 'static,
 {
     /// Looks a key up for a call that may load. Never waits.
     pub(crate) fn lookup<'g, Q>(
@@ -112,6 +112,15 @@ where
                     let lease = match (stage, state) {
                         (Stage::Stale, State::Ready(held)) if demand.may_lead => {
                             self.refresh_lease(slot, held, demand.stale, guard)
+                        }
+                        // A refresh that hangs holds its key no longer than its lease. One that is queued may stay so.
+                        (Stage::Stale, State::Loading(flight)) if demand.may_lead => {
+                            let now = self.time.now();
+                            let over = flight.may_be_taken_over(now, false);
+                            over.then(|| {
+                                self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, guard)
+                            })
+                            .flatten()
                         }
                         _ => None,
                     };
@@ -176,22 +185,30 @@ where
         now: Moment,
         guard: &Guard,
     ) -> Option<Lease<K, V, S>> {
-        let from = match *action {
-            Move::Claim(held) => State::Ready(held),
-            Move::TakeOver(flight) => {
-                // Settles the old flight before the CAS: those who wait for it look again.
-                if !flight.supersede(now) {
-                    return None;
-                }
-                State::Loading(flight)
-            }
-        };
         let cause = if demand.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss };
-        let mut lease = self.claim(slot, from, demand.miss, cause, now, guard)?;
-        if let Move::TakeOver(old) = *action {
-            self.counters.add(Count::Takeovers);
-            lease.supersedes(share_of(old));
+        match *action {
+            Move::Claim(held) => self.claim(slot, State::Ready(held), demand.miss, cause, now, guard),
+            Move::TakeOver(flight) => self.take_over(slot, flight, demand.miss, cause, now, guard),
         }
+    }
+
+    /// Takes a flight over that may be taken over.
+    fn take_over(
+        self: &Arc<Self>,
+        slot: &Slot<K, V>,
+        old: &Flight<K, V>,
+        start: Start,
+        cause: LoadCause,
+        now: Moment,
+        guard: &Guard,
+    ) -> Option<Lease<K, V, S>> {
+        // Settles the old flight before the CAS: those who wait for it look again.
+        if !old.supersede(now) {
+            return None;
+        }
+        let mut lease = self.claim(slot, State::Loading(old), start, cause, now, guard)?;
+        self.counters.add(Count::Takeovers);
+        lease.supersedes(share_of(old));
         Some(lease)
     }
 

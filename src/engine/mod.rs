@@ -294,7 +294,7 @@ impl<K, V, S> Core<K, V, S> {
 impl<K, V, S> Core<K, V, S>
 where
     K: Eq + Hash,
-    S: BuildHasher,
+    S: BuildHasher + 'static,
 {
     #[inline]
     pub(crate) fn hash<Q>(&self, key: &Q) -> u64
@@ -328,13 +328,39 @@ where
     }
 
     /// The value of a key, if it may be served. `used` notes the use where idle time counts.
-    #[inline]
-    pub(crate) fn read<'g, Q>(&'g self, key: &Q, used: bool, guard: &'g Guard) -> Option<Hit<'g, V>>
+    #[inline(always)]
+    pub(crate) fn read<'g, Q>(
+        &'g self,
+        key: &Q,
+        hash: u64,
+        used: bool,
+        guard: &'g Guard,
+    ) -> Option<Hit<'g, V>>
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
+        Q: Eq + ?Sized,
     {
-        let (slot, state) = self.seek(self.hash(key), key, guard)?;
+        let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
+        match slot.ready_cell(guard) {
+            Some(cell) if self.is_simply_fresh(cell) => Some(Hit { cell, stage: Stage::Fresh }),
+            _ => self.read_any(key, hash, used, guard),
+        }
+    }
+
+    /// Whether a value is fresh, and nothing needs to be noted.
+    #[inline(always)]
+    fn is_simply_fresh(&self, cell: &Cell<V>) -> bool {
+        self.settings.time_to_idle.is_none() && (cell.times.never_end() || self.time.now() < cell.times.soft)
+    }
+
+    /// `read` of whatever is not simply fresh.
+    #[inline(never)]
+    fn read_any<'g, Q>(&'g self, key: &Q, hash: u64, used: bool, guard: &'g Guard) -> Option<Hit<'g, V>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let (slot, state) = self.seek(hash, key, guard)?;
         let cell = state.held().cell()?;
         match self.stage(slot, cell, used) {
             stage @ (Stage::Fresh | Stage::Stale) => Some(Hit { cell, stage }),

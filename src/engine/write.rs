@@ -84,7 +84,7 @@ impl<K, V, S> Core<K, V, S>
 where
     K: Eq + Hash + 'static,
     V: 'static,
-    S: BuildHasher,
+    S: BuildHasher + 'static,
 {
     /// Puts a value in the place of whatever is there. One that ends as it is born takes what is there away.
     pub(crate) fn insert(&self, mut key: K, mut value: V, times: Times, guard: &Guard) {

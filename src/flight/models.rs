@@ -1,1 +1,413 @@
-//! x
+//! Loom models of a flight's words: nobody sleeps for ever, one outcome, one owner, no cycle unseen.
+//!
+//! How to run them and how to go deeper: [`crate::primitive::model`]. Waits have no limit here, so that a lost wake-up is
+//! a deadlock, which ends the process.
+use super::cycle::{Graph, Loading};
+use super::*;
+use crate::clock::Clock;
+use crate::primitive::UnsafeCell;
+use crate::primitive::atomic::AtomicUsize;
+use crate::primitive::epoch::{Participant, pin};
+use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
+use crate::primitive::plain;
+use crate::primitive::thread::set_number;
+use std::sync::Arc as Plain;
+use std::time::Duration;
+
+type TestFlight = Flight<Value, (), ()>;
+type TestTicket = Ticket<Value, (), ()>;
+
+/// A clock that stands still.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(now().nanos())
+    }
+}
+
+fn now() -> Moment {
+    Moment::from_nanos(10)
+}
+
+fn lease_end() -> Moment {
+    Moment::from_nanos(100)
+}
+
+fn time() -> Time {
+    Time::Given { clock: Plain::new(Still), by_hand: true }
+}
+
+fn flight() -> Arc<TestFlight> {
+    Arc::new(Flight::new((), (), false, now(), Some(lease_end())))
+}
+
+fn join(flight: &Arc<TestFlight>) -> Option<TestTicket> {
+    Ticket::join(flight, || flight.clone())
+}
+
+/// The number of the value that a waiter gets; `None`: it is to look again.
+fn wait(ticket: &TestTicket) -> Option<u64> {
+    match ticket.wait(&time(), Moment::NEVER) {
+        Waited::Ended(Outcome::Value(value)) => Some(value.number()),
+        Waited::Ended(Outcome::LookAgain) => None,
+        _ => panic!("nothing else can end this wait"),
+    }
+}
+
+/// A word in place of a slot's.
+#[derive(Clone)]
+struct Place(Arc<AtomicUsize>);
+
+const NOTHING: usize = 0;
+const LOADING: usize = 1;
+const READY: usize = 2;
+
+impl Place {
+    fn new() -> Self {
+        Self(Arc::new(AtomicUsize::new(LOADING)))
+    }
+
+    fn swing(&self, from: usize, to: usize) -> bool {
+        // AcqRel: as a slot's word.
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// A figure of the model's own.
+#[derive(Clone, Default)]
+struct Figure(Plain<plain::AtomicUsize>);
+
+impl Figure {
+    fn add(&self, n: usize) {
+        // Relaxed: all threads of a model are one thread of the system.
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> usize {
+        // Relaxed: as above.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A leader publishes while others join: who gets in gets the value, who does not finds that the slot has moved on.
+fn outcome_join_of(joiners: usize) {
+    let (flight, place, census) = (flight(), Place::new(), Census::default());
+    let spawned: Vec<_> = (0..joiners)
+        .map(|_| {
+            let (flight, place) = (flight.clone(), place.clone());
+            spawn(Participant::lasting, move || match join(&flight) {
+                Some(ticket) => assert_eq!(wait(&ticket), Some(7)),
+                None => assert!(!place.swing(LOADING, NOTHING), "closed before the slot has moved on"),
+            })
+        })
+        .collect();
+    let leader = {
+        let (flight, census) = (flight.clone(), census.clone());
+        spawn(Participant::lasting, move || {
+            assert!(place.swing(LOADING, READY));
+            if flight.close() > 0 {
+                flight.settle(Outcome::Value(census.value(7)));
+                flight.ring();
+            }
+        })
+    };
+    spawned.into_iter().chain([leader]).for_each(|t| t.join().unwrap());
+    drop(flight);
+    assert_eq!(census.count(), 0);
+}
+
+#[test]
+fn outcome_join() {
+    check("outcome_join", 3, FEW, || outcome_join_of(1));
+}
+
+#[test]
+fn outcome_two_join() {
+    check("outcome_two_join", 2, FEW, || outcome_join_of(2));
+}
+
+/// A leader gives the slot back, while two wait: both look again, and one of them leads.
+#[test]
+fn abandon_two_wait() {
+    check("abandon_two_wait", 2, FEW, || {
+        let (flight, place, leads) = (flight(), Place::new(), Figure::default());
+        let spawned: Vec<_> = (0..2)
+            .map(|_| {
+                let (ticket, place, leads) = (join(&flight).expect("open"), place.clone(), leads.clone());
+                spawn(Participant::lasting, move || {
+                    assert_eq!(wait(&ticket), None);
+                    leads.add(usize::from(place.swing(NOTHING, LOADING)));
+                })
+            })
+            .collect();
+        assert!(place.swing(LOADING, NOTHING));
+        assert_eq!(flight.close(), 2);
+        flight.settle(Outcome::LookAgain);
+        flight.ring();
+        spawned.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(leads.get(), 1);
+    });
+}
+
+/// Whoever has settled is suspended before the bell: one who sees the outcome wakes the other.
+#[test]
+fn outcome_without_bell() {
+    check("outcome_without_bell", 3, FEW, || {
+        let flight = flight();
+        let sleeper = join(&flight).expect("open");
+        let sleeper = spawn(Participant::lasting, move || assert_eq!(wait(&sleeper), None));
+        let looker = {
+            let ticket = join(&flight).expect("open");
+            spawn(Participant::lasting, move || {
+                ticket.flight().settle(Outcome::LookAgain);
+                assert_eq!(wait(&ticket), None);
+            })
+        };
+        looker.join().unwrap();
+        sleeper.join().unwrap();
+    });
+}
+
+/// A late leader and one who takes over both settle: the first wins, and the outcome never changes.
+#[test]
+fn settle_settle() {
+    check("settle_settle", 2, FEW, || {
+        let (flight, census) = (flight(), Census::default());
+        let late = {
+            let (flight, census) = (flight.clone(), census.clone());
+            spawn(Participant::lasting, move || flight.settle(Outcome::Value(census.value(7))))
+        };
+        let taker = {
+            let flight = flight.clone();
+            spawn(Participant::lasting, move || assert!(flight.supersede(lease_end())))
+        };
+        let seen = || flight.outcome().map(|o| matches!(o, Outcome::Value(_)));
+        let first = seen();
+        late.join().unwrap();
+        taker.join().unwrap();
+        assert!(first.is_none() || first == seen(), "an outcome has changed");
+        drop(flight);
+        assert_eq!(census.count(), 0);
+    });
+}
+
+/// The last of two leaves while a newcomer joins: it gets in before the end, or finds it closed.
+#[test]
+fn last_interest_newcomer() {
+    check("last_interest_newcomer", 2, FEW, || {
+        let flight = flight();
+        let follower = join(&flight).expect("open");
+        let ends = Figure::default();
+        let leaver = {
+            let (ends, flight) = (ends.clone(), flight.clone());
+            spawn(Participant::lasting, move || ends.add(usize::from(flight.leave() == Left::Nobody)))
+        };
+        let newcomer = {
+            let (ends, flight) = (ends.clone(), flight.clone());
+            spawn(Participant::lasting, move || {
+                let joined = flight.interest.join();
+                assert!(!joined || ends.get() == 0, "joined after the last had left");
+                joined
+            })
+        };
+        let own = follower.flight().leave();
+        ends.add(usize::from(own == Left::Nobody));
+        std::mem::forget(follower);
+        leaver.join().unwrap();
+        let joined = newcomer.join().unwrap();
+        assert_eq!(ends.get(), usize::from(!joined), "joined, and the last has left");
+        // SAFETY: the share of the ticket that was forgotten.
+        drop(unsafe { Arc::from_raw(Arc::as_ptr(&flight)) });
+    });
+}
+
+/// A leader closes while two join: it counts exactly those who got in, so that it settles for them.
+#[test]
+fn close_join() {
+    check("close_join", 3, FEW, || {
+        let flight = flight();
+        let spawned: Vec<_> = (0..2)
+            .map(|_| {
+                let flight = flight.clone();
+                spawn(Participant::lasting, move || flight.interest.join())
+            })
+            .collect();
+        let counted = flight.close();
+        let joined = spawned.into_iter().map(|t| usize::from(t.join().unwrap())).sum::<usize>();
+        assert_eq!(counted, joined);
+    });
+}
+
+/// A queued load begins while two want to take it over: it runs, or it is taken.
+#[test]
+fn begin_supersede() {
+    check("begin_supersede", 3, FEW, || {
+        let flight: Arc<TestFlight> = Arc::new(Flight::new((), (), false, now(), None));
+        let takers: Vec<_> = (0..2)
+            .map(|_| {
+                let flight = flight.clone();
+                spawn(Participant::lasting, move || flight.supersede(now()))
+            })
+            .collect();
+        let begun = flight.begin(lease_end());
+        let taken: Vec<bool> = takers.into_iter().map(|t| t.join().unwrap()).collect();
+        assert!(taken.iter().all(|taken| *taken != begun), "begun and taken over, or neither");
+    });
+}
+
+/// Two come and go, over the end of a chunk, while main looks at who is there: it reads nobody who has been freed, and
+/// meets the one who stays.
+fn registry_of(pins: Pins) {
+    let (registry, census) = (Plain::new(Registry::new()), Census::default());
+    let stays = registry.enter(Arc::new(census.value(1)));
+    let spawned: Vec<_> = [2, 3]
+        .into_iter()
+        .map(|number| {
+            let (registry, census) = (registry.clone(), census.clone());
+            spawn(pins, move || {
+                let seat = registry.enter(Arc::new(census.value(number)));
+                if number == 2 {
+                    registry.leave(seat, &pin());
+                }
+            })
+        })
+        .collect();
+    pins().adopt();
+    let guard = pin();
+    let mut met = Vec::new();
+    registry.each(&guard, |value: &Value| met.push(value.number()));
+    drop(guard);
+    assert_eq!(met.iter().filter(|number| **number == 1).count(), 1);
+    spawned.into_iter().for_each(|t| t.join().unwrap());
+    registry.leave(stays, &pin());
+    drop(Plain::into_inner(registry).expect("all threads have ended"));
+    assert_eq!(census.count(), 0);
+}
+
+#[test]
+fn registry_each() {
+    both("registry_each", 2, registry_of);
+}
+
+/// One takes shares of all who are there, while another leaves: a share outlives the pin under which it was taken.
+fn registry_shares_of(pins: Pins) {
+    let (registry, census) = (Plain::new(Registry::new()), Census::default());
+    let seats = [1, 2].map(|number| registry.enter(Arc::new(census.value(number))));
+    let spawned: Vec<_> = seats
+        .into_iter()
+        .map(|seat| {
+            let registry = registry.clone();
+            spawn(pins, move || registry.leave(seat, &pin()))
+        })
+        .collect();
+    pins().adopt();
+    let shares = registry.shares(&pin());
+    shares.iter().for_each(|share| assert!(share.number() > 0));
+    drop(shares);
+    spawned.into_iter().for_each(|t| t.join().unwrap());
+    drop(Plain::into_inner(registry).expect("all threads have ended"));
+    assert_eq!(census.count(), 0);
+}
+
+#[test]
+fn registry_shares() {
+    both("registry_shares", 2, registry_shares_of);
+}
+
+fn id(n: usize) -> cycle::FlightId {
+    cycle::FlightId::new(n)
+}
+
+/// Threads close a cycle at the same time: at least one of them sees it.
+fn cycle_of(pins: Pins, length: usize) {
+    let (graph, name) = (Plain::new(Graph::new()), Plain::<str>::from("c"));
+    let spawned: Vec<_> = (0..length)
+        .map(|n| {
+            let (graph, name) = (graph.clone(), name.clone());
+            spawn(pins, move || {
+                // Different first seats: else they would meet there, and be ordered by it.
+                set_number(n);
+                let loading = Loading::enter(&graph, id(n), &name);
+                let wait = graph.wait_for(id((n + 1) % length), &name);
+                let seen = wait.is_err();
+                // One who has seen no cycle waits for ever, so that his edge stays.
+                std::mem::forget(wait);
+                drop(loading);
+                seen
+            })
+        })
+        .collect();
+    let seen = spawned.into_iter().map(|t| t.join().unwrap()).filter(|seen| *seen).count();
+    assert!(seen > 0, "nobody has seen the cycle");
+}
+
+#[test]
+fn cycle_of_two() {
+    check("cycle_of_two", 3, FEW, || cycle_of(Participant::lasting, 2));
+}
+
+#[test]
+fn cycle_of_three() {
+    check("cycle_of_three", 2, FEW, || cycle_of(Participant::lasting, 3));
+}
+
+/// One thread waits for another that leads a load from within its own: the edge of the nested load counts.
+#[test]
+fn cycle_by_nested_load() {
+    check("cycle_by_nested_load", 3, FEW, || {
+        let (graph, name) = (Plain::new(Graph::new()), Plain::<str>::from("c"));
+        let outer = {
+            let (graph, name) = (graph.clone(), name.clone());
+            spawn(Participant::lasting, move || {
+                set_number(0);
+                let one = Loading::enter(&graph, id(1), &name);
+                let two = Loading::enter(&graph, id(2), &name);
+                let wait = graph.wait_for(id(3), &name);
+                let seen = wait.is_err();
+                std::mem::forget((one, two, wait));
+                seen
+            })
+        };
+        let other = spawn(Participant::lasting, move || {
+            set_number(1);
+            let three = Loading::enter(&graph, id(3), &name);
+            let wait = graph.wait_for(id(1), &name);
+            let seen = wait.is_err();
+            std::mem::forget((three, wait));
+            seen
+        });
+        let seen = [outer, other].map(|t| t.join().unwrap());
+        assert!(seen.contains(&true), "nobody has seen the cycle");
+    });
+}
+
+/// Edges that would make a cycle, but never exist at one time: nobody reports one.
+#[test]
+fn no_cycle_of_edges_that_never_met() {
+    both("no_cycle_of_edges_that_never_met", 3, |pins| {
+        let (graph, name) = (Plain::new(Graph::new()), Plain::<str>::from("c"));
+        let mover = {
+            let (graph, name) = (graph.clone(), name.clone());
+            spawn(pins, move || {
+                set_number(0);
+                let two = Loading::enter(&graph, id(2), &name);
+                drop(graph.wait_for(id(3), &name).expect("nobody waits for 2 and leads to it"));
+                drop(two);
+                set_number(1);
+                let _three = Loading::enter(&graph, id(3), &name);
+                drop(graph.wait_for(id(1), &name).expect("nobody waits for 3 any more"));
+            })
+        };
+        let walker = {
+            let (graph, name) = (graph.clone(), name.clone());
+            spawn(pins, move || {
+                set_number(1);
+                let _one = Loading::enter(&graph, id(1), &name);
+                drop(graph.wait_for(id(2), &name).expect("2 never leads to 1"));
+            })
+        };
+        mover.join().unwrap();
+        walker.join().unwrap();
+    });
+}

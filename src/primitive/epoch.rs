@@ -1,7 +1,5 @@
 //! Epoch-based reclamation: one collector for all of quell, so that no other crate's pin holds our garbage.
 
-pub(crate) use crossbeam_epoch::Guard;
-
 use super::plain::{AtomicU64, Ordering};
 
 /// How many drops of user values have panicked while they were reclaimed.
@@ -14,33 +12,20 @@ pub(crate) fn drop_panics() -> u64 {
 
 /// Runs `drop` (user code at its end), and turns a panic into a count: a collector's thread is not its owner's.
 pub(crate) fn contain(drop: impl FnOnce()) {
+    if cfg!(loom) {
+        // What panics in a model is the model: it must be seen.
+        return drop();
+    }
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(drop)).is_err() {
         // Relaxed: a statistic; nothing is published by it.
         DROP_PANICS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Runs `reclaim` after every pin that exists now has ended.
-///
-/// # Safety
-/// `reclaim` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
-pub(crate) unsafe fn retire(guard: &Guard, reclaim: impl FnOnce()) {
-    // SAFETY: the caller's contract is that of `defer_unchecked`.
-    unsafe { guard.defer_unchecked(move || contain(reclaim)) }
-}
-
-/// A guard that reclaims at once, for structures that nobody else can reach any more.
-///
-/// # Safety
-/// The caller must own exclusively everything that it retires or reads with it.
-pub(crate) unsafe fn exclusive<'g>() -> &'g Guard {
-    // SAFETY: the caller's contract is that of `unprotected`.
-    unsafe { crossbeam_epoch::unprotected() }
-}
-
 #[cfg(not(loom))]
 mod imp {
-    use crossbeam_epoch::{Collector, Guard, LocalHandle};
+    pub(crate) use crossbeam_epoch::Guard;
+    use crossbeam_epoch::{Collector, LocalHandle};
     use std::sync::OnceLock;
 
     static COLLECTOR: OnceLock<Collector> = OnceLock::new();
@@ -54,7 +39,7 @@ mod imp {
     }
 
     /// Pins this thread. In the destructors of other thread-locals, where the handle may be gone, registers afresh.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pin() -> Guard {
         HANDLE.try_with(LocalHandle::pin).unwrap_or_else(|_| collector().register().pin())
     }
@@ -66,19 +51,173 @@ mod imp {
             pin().flush();
         }
     }
+
+    /// Runs `reclaim` after every pin that exists now has ended.
+    ///
+    /// # Safety
+    /// `reclaim` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
+    pub(crate) unsafe fn retire(guard: &Guard, reclaim: impl FnOnce()) {
+        // SAFETY: the caller's contract is that of `defer_unchecked`.
+        unsafe { guard.defer_unchecked(move || super::contain(reclaim)) }
+    }
+
+    /// A guard that reclaims at once, for structures that nobody else can reach any more.
+    ///
+    /// # Safety
+    /// The caller must own exclusively everything that it retires or reads with it.
+    pub(crate) unsafe fn exclusive<'g>() -> &'g Guard {
+        // SAFETY: the caller's contract is that of `unprotected`.
+        unsafe { crossbeam_epoch::unprotected() }
+    }
 }
 
+/// The same for models, which choose how a thread pins:
+///
+/// - [`Participant`]s of a real collector;
+/// - [`lasting`]: no epoch, no fence, and nothing is freed before [`clear`]: shows missing orderings, which the epoch's
+///   fences would hide;
+/// - [`strict`]: what is retired is freed as soon as the contract of `retire` allows it, that is when no pin is left
+///   that began before: shows what is read without a right to it.
 #[cfg(loom)]
 mod imp {
-    use crossbeam_epoch::{Collector, Guard, LocalHandle};
+    use crate::primitive::atomic::{AtomicUsize, Ordering};
+    use crossbeam_epoch::{Collector, LocalHandle};
     use std::cell::RefCell;
+    use std::mem::take;
+
+    type Reclaim = Box<dyn FnOnce()>;
+
+    /// A pin, of whichever kind.
+    pub(crate) enum Guard {
+        Epoch(crossbeam_epoch::Guard),
+        Lasting,
+        /// With the instant at which it began.
+        Strict(usize),
+        Exclusive,
+    }
+
+    struct Alone(Guard);
+    // SAFETY: `Exclusive` holds nothing.
+    unsafe impl Sync for Alone {}
 
     loom::thread_local! {
-        static HANDLE: RefCell<Option<LocalHandle>> = RefCell::new(None);
+        static PARTICIPANT: RefCell<Option<Kind>> = RefCell::new(None);
+    }
+
+    enum Kind {
+        Epoch(LocalHandle),
+        Lasting,
+        Strict,
+    }
+
+    #[derive(Default)]
+    struct Yard {
+        /// The instants at which the strict pins that exist began.
+        pins: Vec<usize>,
+        /// What has been retired, with the instant.
+        retired: Vec<(usize, Reclaim)>,
+        /// What is to be given back to the allocator at the end, so that no address is used twice in one run.
+        memory: Vec<Reclaim>,
+    }
+
+    // Loom runs all threads of a model on one thread of the system, and switches only at its own operations.
+    std::thread_local! {
+        static YARD: RefCell<Yard> = RefCell::default();
+    }
+
+    /// The instant of a strict pin, retire or unpin. All of them are ordered by it, as an epoch orders them.
+    fn instant(order: Ordering) -> usize {
+        loom::lazy_static! { static ref CLOCK: AtomicUsize = AtomicUsize::new(0); }
+        CLOCK.fetch_add(1, order)
+    }
+
+    fn reclaim_what_may_go() {
+        let due = YARD.with_borrow_mut(|yard| {
+            let oldest = yard.pins.iter().copied().min().unwrap_or(usize::MAX);
+            let (due, kept) = take(&mut yard.retired).into_iter().partition(|(at, _)| *at < oldest);
+            yard.retired = kept;
+            due
+        });
+        let due: Vec<(usize, Reclaim)> = due;
+        due.into_iter().for_each(|(_, reclaim)| reclaim());
+    }
+
+    /// A pin under which nothing is ever freed.
+    pub(crate) fn lasting() -> Guard {
+        Guard::Lasting
+    }
+
+    /// A pin that keeps alive exactly what is retired after it.
+    pub(crate) fn strict() -> Guard {
+        // Acquire: what was retired before this pin is out of reach for it; pairs with the Release in `retire`.
+        let at = instant(Ordering::Acquire);
+        YARD.with_borrow_mut(|yard| yard.pins.push(at));
+        Guard::Strict(at)
+    }
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            let Self::Strict(at) = *self else { return };
+            if std::thread::panicking() {
+                return;
+            }
+            // AcqRel: this pin's reads come before what is freed after it, here or elsewhere.
+            instant(Ordering::AcqRel);
+            YARD.with_borrow_mut(|yard| yard.pins.retain(|pin| *pin != at));
+            reclaim_what_may_go();
+        }
+    }
+
+    /// Forgets what a run that went red has left behind. At the beginning of a run.
+    pub(crate) fn forget() {
+        std::mem::forget(YARD.take());
+    }
+
+    /// Frees all that has been retired, when no pin is left. At the end of a run, after the joins.
+    pub(crate) fn clear() {
+        assert!(YARD.with_borrow(|yard| yard.pins.is_empty()), "a pin is left");
+        while YARD.with_borrow(|yard| !yard.retired.is_empty()) {
+            reclaim_what_may_go();
+        }
+        YARD.with_borrow_mut(|yard| take(&mut yard.memory)).into_iter().for_each(|give_back| give_back());
+    }
+
+    /// Gives memory back at the end of the run.
+    pub(crate) fn give_back_last(give_back: impl FnOnce() + 'static) {
+        YARD.with_borrow_mut(|yard| yard.memory.push(Box::new(give_back)));
+    }
+
+    /// Runs `reclaim` after every pin that exists now has ended.
+    ///
+    /// # Safety
+    /// `reclaim` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
+    pub(crate) unsafe fn retire(guard: &Guard, reclaim: impl FnOnce()) {
+        let retired = |at: usize, reclaim: Box<dyn FnOnce() + '_>| {
+            // SAFETY: the caller's contract: what it frees lives until then. Only the lifetime changes.
+            let reclaim = unsafe { std::mem::transmute::<Box<dyn FnOnce() + '_>, Reclaim>(reclaim) };
+            YARD.with_borrow_mut(|yard| yard.retired.push((at, reclaim)));
+        };
+        match guard {
+            // SAFETY: the caller's contract is that of `defer_unchecked`.
+            Guard::Epoch(guard) => unsafe { guard.defer_unchecked(reclaim) },
+            Guard::Lasting => retired(0, Box::new(reclaim)),
+            // AcqRel: as in `strict` and `drop`.
+            Guard::Strict(_) => retired(instant(Ordering::AcqRel), Box::new(reclaim)),
+            Guard::Exclusive => reclaim(),
+        }
+    }
+
+    /// A guard that reclaims at once, for structures that nobody else can reach any more.
+    ///
+    /// # Safety
+    /// The caller must own exclusively everything that it retires or reads with it.
+    pub(crate) unsafe fn exclusive<'g>() -> &'g Guard {
+        static ALONE: Alone = Alone(Guard::Exclusive);
+        &ALONE.0
     }
 
     /// A participant that the model registered on its main thread, on the way to the thread that will use it.
-    pub(crate) struct Participant(LocalHandle);
+    pub(crate) struct Participant(Kind);
 
     // SAFETY: only models move a handle, before its first use by the other thread, and never share it.
     unsafe impl Send for Participant {}
@@ -87,31 +226,63 @@ mod imp {
     pub(crate) fn register(collector: &Collector) -> Participant {
         let handle = collector.register();
         drop(handle.pin());
-        Participant(handle)
+        Participant(Kind::Epoch(handle))
     }
 
     impl Participant {
+        /// One that pins by [`lasting`].
+        pub(crate) fn lasting() -> Self {
+            Self(Kind::Lasting)
+        }
+
+        /// One that pins by [`strict`].
+        pub(crate) fn strict() -> Self {
+            Self(Kind::Strict)
+        }
+
         /// Makes this the participant that `pin` uses on the calling thread.
         pub(crate) fn adopt(self) {
-            HANDLE.with(|h| *h.borrow_mut() = Some(self.0));
+            PARTICIPANT.with(|p| *p.borrow_mut() = Some(self.0));
         }
 
         pub(crate) fn pin(&self) -> Guard {
             self.0.pin()
         }
 
+        /// Hands this participant's garbage over and tries to reclaim.
+        pub(crate) fn flush(&self) {
+            let pin = self.pin();
+            if let Guard::Epoch(guard) = &pin {
+                guard.flush();
+            }
+        }
+
         /// Takes the calling thread's participant back, so that the model drops it after the join.
         pub(crate) fn take_back() -> Option<Self> {
-            HANDLE.with(|h| h.borrow_mut().take()).map(Participant)
+            PARTICIPANT.with(|p| p.borrow_mut().take()).map(Participant)
+        }
+    }
+
+    impl Kind {
+        fn pin(&self) -> Guard {
+            match self {
+                Self::Epoch(handle) => Guard::Epoch(handle.pin()),
+                Self::Lasting => lasting(),
+                Self::Strict => strict(),
+            }
         }
     }
 
     pub(crate) fn pin() -> Guard {
-        HANDLE.with(|h| h.borrow().as_ref().expect("the model adopts a participant on each thread").pin())
+        PARTICIPANT
+            .with(|p| p.borrow().as_ref().expect("the model adopts a participant on each thread").pin())
     }
 
     pub(crate) fn flush() {
-        pin().flush();
+        let pin = pin();
+        if let Guard::Epoch(guard) = &pin {
+            guard.flush();
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 
 pub(crate) mod basket;
 pub(crate) mod epoch;
+#[cfg(all(test, loom))]
+pub(crate) mod model;
 pub(crate) mod park;
 pub(crate) mod step;
 pub(crate) mod thin;
@@ -15,7 +17,7 @@ pub(crate) mod thread;
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
 mod imp {
     pub(crate) mod atomic {
-        pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+        pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     }
     pub(crate) use std::sync::Arc;
     pub(crate) use std::thread_local;
@@ -51,12 +53,28 @@ mod imp {
             f(self.0.get())
         }
     }
+
+    /// Under loom, tells a use that races with the end of what it is in; here, nothing.
+    pub(crate) struct Witness;
+
+    impl Witness {
+        #[inline(always)]
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
+        #[inline(always)]
+        pub(crate) fn used(&self) {}
+
+        #[inline(always)]
+        pub(crate) fn ended(&self) {}
+    }
 }
 
 #[cfg(loom)]
 mod imp {
     pub(crate) mod atomic {
-        pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+        pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     }
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
@@ -73,15 +91,37 @@ mod imp {
         };
     }
     pub(crate) use global;
+
+    /// Tells a use that races with the end of what it is in, or comes after it, or is not ordered after its making.
+    pub(crate) struct Witness(UnsafeCell<bool>);
+
+    impl Witness {
+        pub(crate) fn new() -> Self {
+            Self(UnsafeCell::new(true))
+        }
+
+        pub(crate) fn used(&self) {
+            // SAFETY: loom reports a concurrent writer before this reads.
+            self.0.with(|alive| assert!(unsafe { *alive }, "used after its end"));
+        }
+
+        pub(crate) fn ended(&self) {
+            self.used();
+            // SAFETY: loom reports a concurrent user before this writes.
+            self.0.with_mut(|alive| unsafe { *alive = false });
+        }
+    }
 }
 
-pub(crate) use imp::{Arc, UnsafeCell, atomic, global, thread_local};
+pub(crate) use imp::{Arc, UnsafeCell, Witness, atomic, global, thread_local};
 
 /// Atomics that no protocol depends on (counters, ids, flags of the background pool): always std's, so that a
 /// model does not spend its branches on them.
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
 pub(crate) mod plain {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
 }
 
 /// One cache line, or two where processors fetch lines in pairs: keeps neighbours out of each other's way.

@@ -1,11 +1,13 @@
 //! A header and an array in one allocation, behind a pointer of one word.
 
+use super::Witness;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 #[repr(C)]
 struct Head<H> {
     len: usize,
+    witness: Witness,
     head: H,
 }
 
@@ -21,6 +23,9 @@ impl<H, T> Clone for Thin<H, T> {
 impl<H, T> Copy for Thin<H, T> {}
 
 impl<H, T> Thin<H, T> {
+    /// Where the array begins.
+    const OFFSET: usize = size_of::<Head<H>>().next_multiple_of(align_of::<T>());
+
     fn layout(len: usize) -> (Layout, usize) {
         let tail = Layout::array::<T>(len).expect("an array of this length fits into memory");
         let (layout, offset) = Layout::new::<Head<H>>().extend(tail).expect("and so does its header");
@@ -34,7 +39,7 @@ impl<H, T> Thin<H, T> {
         let raw = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(raw.cast::<Head<H>>()) else { handle_alloc_error(layout) };
         // SAFETY: freshly allocated for this header, aligned by the layout.
-        unsafe { start.write(Head { len, head }) };
+        unsafe { start.write(Head { len, witness: Witness::new(), head }) };
         // SAFETY: `extend` placed the array at this offset of the same allocation.
         let tail = unsafe { raw.add(offset) }.cast::<T>();
         for i in 0..len {
@@ -67,15 +72,17 @@ impl<H, T> Thin<H, T> {
     pub(crate) unsafe fn head<'a>(self) -> &'a H {
         // SAFETY: written by `new`, alive by contract.
         let head = unsafe { self.0.as_ref() };
+        head.witness.used();
         &head.head
     }
 
     fn tail_ptr(self) -> *mut [T] {
         // SAFETY: every caller vouches that the allocation lives; `new` wrote the header.
-        let len = unsafe { self.0.as_ref() }.len;
-        let offset = const { size_of::<Head<H>>().next_multiple_of(align_of::<T>()) };
+        let head = unsafe { self.0.as_ref() };
+        head.witness.used();
+        let len = head.len;
         // SAFETY: the array begins at this offset of the allocation (`Layout::extend`).
-        let start = unsafe { self.0.as_ptr().cast::<u8>().add(offset) }.cast::<T>();
+        let start = unsafe { self.0.as_ptr().cast::<u8>().add(Self::OFFSET) }.cast::<T>();
         std::ptr::slice_from_raw_parts_mut(start, len)
     }
 
@@ -89,19 +96,42 @@ impl<H, T> Thin<H, T> {
         unsafe { &*self.tail_ptr() }
     }
 
+    /// An element of the array.
+    ///
+    /// # Safety
+    /// The allocation lives for `'a`, and the array is longer than `index`.
+    #[inline]
+    pub(crate) unsafe fn element<'a>(self, index: usize) -> &'a T {
+        // SAFETY: alive by contract.
+        unsafe { self.0.as_ref() }.witness.used();
+        // SAFETY: the array begins at this offset of the allocation (`Layout::extend`).
+        let start = unsafe { self.0.as_ptr().cast::<u8>().add(Self::OFFSET) }.cast::<T>();
+        // SAFETY: by contract.
+        let element = unsafe { start.add(index) };
+        // SAFETY: `new` wrote the elements, and nobody has a mutable reference to them before `free`.
+        unsafe { &*element }
+    }
+
     /// Drops header and elements, and frees the allocation.
     ///
     /// # Safety
     /// The caller owns the allocation, and nobody uses it any more.
     pub(crate) unsafe fn free(self) {
         let tail = self.tail_ptr();
+        // SAFETY: owned by the caller, alive until the end of this function.
+        unsafe { self.0.as_ref() }.witness.ended();
         let (layout, _) = Self::layout(tail.len());
         // SAFETY: the elements were written by `new` and are dropped once, here.
         unsafe { std::ptr::drop_in_place(tail) };
         // SAFETY: the header likewise.
         unsafe { std::ptr::drop_in_place(self.0.as_ptr()) };
+        let raw = self.0.as_ptr().cast();
         // SAFETY: allocated by `new` with this layout.
-        unsafe { dealloc(self.0.as_ptr().cast(), layout) };
+        let give_back = move || unsafe { dealloc(raw, layout) };
+        #[cfg(loom)]
+        super::epoch::give_back_last(give_back);
+        #[cfg(not(loom))]
+        give_back();
     }
 }
 

@@ -12,6 +12,7 @@ const WORDS: usize = NUMBERED / 64;
 
 static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
+#[cfg_attr(loom, allow(dead_code))]
 struct Number(usize);
 
 impl Number {
@@ -42,14 +43,37 @@ impl Drop for Number {
     }
 }
 
+#[cfg(not(loom))]
 thread_local! {
     static NUMBER: Number = Number::take();
 }
 
 /// This thread's number, below `NUMBERED`, held by no other running thread; or `SHARED`.
 #[inline]
+#[cfg(not(loom))]
 pub(crate) fn number() -> usize {
     NUMBER.try_with(|n| n.0).unwrap_or(SHARED)
+}
+
+#[cfg(loom)]
+pub(crate) use modelled::*;
+
+/// All threads of a model are one thread of the system: a model numbers them itself.
+#[cfg(loom)]
+mod modelled {
+    use std::cell::Cell;
+
+    loom::thread_local! {
+        static NUMBER: Cell<usize> = Cell::new(0);
+    }
+
+    pub(crate) fn number() -> usize {
+        NUMBER.with(Cell::get)
+    }
+
+    pub(crate) fn set_number(number: usize) {
+        NUMBER.with(|n| n.set(number));
+    }
 }
 
 thread_local! {

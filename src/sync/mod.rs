@@ -165,8 +165,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
+        let hash = self.core.hash(key);
         let guard = pin();
-        let hit = self.core.read(key, true, &guard);
+        let hit = self.core.read(key, hash, true, &guard);
         self.core.count_read(hit.as_ref());
         hit.map(|hit| read(&hit.cell.value))
     }
@@ -177,7 +178,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.read(key, false, &pin()).map(|hit| hit.cell.value.clone())
+        self.core.read(key, self.core.hash(key), false, &pin()).map(|hit| hit.cell.value.clone())
     }
 
     /// Whether `key` has a value, fresh or stale; neither counted, nor noted as a use. Lock-free.
@@ -186,7 +187,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.read(key, false, &pin()).is_some()
+        self.core.read(key, self.core.hash(key), false, &pin()).is_some()
     }
 
     /// Clones of all entries, fresh or stale. Weakly consistent: an entry that is there throughout is met once; what

@@ -38,7 +38,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hit = self.cache.core.read(key, true, &self.guard);
+        let hit = self.cache.core.read(key, self.cache.core.hash(key), true, &self.guard);
         self.cache.core.count_read(hit.as_ref());
         hit.map(|hit| &hit.cell.value)
     }

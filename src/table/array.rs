@@ -10,10 +10,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::null_mut;
 
-/// What an array has beside its buckets.
+/// What an array has beside its buckets. Its alignment leaves room for `SHIFT` in a pointer to it.
+#[repr(align(64))]
 struct Head {
-    /// The index of a hash's bucket is `hash >> shift`.
-    shift: u32,
     /// The array of twice the size that takes this one's content; null until the growth begins.
     next: AtomicPtr<()>,
     /// Buckets below this have a claimer, who moves them unless it is suspended. May run past the end.
@@ -22,8 +21,13 @@ struct Head {
     moved: AtomicUsize,
 }
 
-/// A handle to an array: a copy of its pointer, good while the array is pinned.
-pub(super) struct Array<'g, T>(Thin<Head, AtomicPtr<()>>, PhantomData<(&'g (), *const T)>);
+/// The low bits of a pointer to an array say how to index it, which saves a read of its head: the bucket of a hash is
+/// `hash >> shift`.
+const SHIFT: usize = 63;
+const _: () = assert!(align_of::<Head>() > SHIFT, "an array's alignment must leave room for the shift");
+
+/// A handle to an array: its pointer with the shift in it, good while the array is pinned.
+pub(super) struct Array<'g, T>(*mut (), PhantomData<(&'g (), *const T)>);
 
 impl<T> Clone for Array<'_, T> {
     fn clone(&self) -> Self {
@@ -37,24 +41,33 @@ impl<'g, T: Linked> Array<'g, T> {
     pub(super) fn allocate(bits: u32, word: Word<T>) -> Self {
         debug_assert!((1..64).contains(&bits), "a shift must be less than the width of a hash");
         let head = Head {
-            shift: 64 - bits,
             next: AtomicPtr::new(null_mut()),
             claimed: AtomicUsize::new(0),
             moved: AtomicUsize::new(0),
         };
-        Self(Thin::new(head, 1 << bits, |_| AtomicPtr::new(word.raw())), PhantomData)
+        let buckets = Thin::new(head, 1 << bits, |_| AtomicPtr::new(word.raw()));
+        Self(buckets.as_ptr().map_addr(|a| a | (64 - bits) as usize), PhantomData)
     }
 
     pub(super) fn as_ptr(self) -> *mut () {
-        self.0.as_ptr()
+        self.0
+    }
+
+    fn thin(self) -> Thin<Head, AtomicPtr<()>> {
+        // SAFETY: without its shift this is what `Thin::as_ptr` gave, and the handle is good for `'g`.
+        unsafe { Thin::from_ptr(self.0.map_addr(|a| a & !SHIFT)) }
+    }
+
+    #[inline]
+    fn shift(self) -> u32 {
+        (self.0.addr() & SHIFT) as u32
     }
 
     /// # Safety
     /// `raw` came from `as_ptr`, and the array is not freed during `'g` (INV-table-4).
     #[inline]
     pub(super) unsafe fn from_ptr(raw: *mut ()) -> Self {
-        // SAFETY: by contract.
-        Self(unsafe { Thin::from_ptr(raw) }, PhantomData)
+        Self(raw, PhantomData)
     }
 
     /// Frees the array and its splits; elements and lists are the children's by now, or have been taken out.
@@ -72,19 +85,19 @@ impl<'g, T: Linked> Array<'g, T> {
             }
         }
         // SAFETY: by contract.
-        unsafe { array.0.free() };
+        unsafe { array.thin().free() };
     }
 
     #[inline]
     fn head(self) -> &'g Head {
         // SAFETY: the handle is good for `'g`.
-        unsafe { self.0.head() }
+        unsafe { self.thin().head() }
     }
 
     #[inline]
     fn buckets(self) -> &'g [AtomicPtr<()>] {
         // SAFETY: the handle is good for `'g`.
-        unsafe { self.0.tail() }
+        unsafe { self.thin().tail() }
     }
 
     pub(super) fn len(self) -> usize {
@@ -93,7 +106,10 @@ impl<'g, T: Linked> Array<'g, T> {
 
     #[inline]
     fn bucket(self, hash: u64) -> &'g AtomicPtr<()> {
-        &self.buckets()[(hash >> self.head().shift) as usize]
+        let index = (hash >> self.shift()) as usize;
+        debug_assert!(index < self.len(), "an array has a bucket for every hash");
+        // SAFETY: the array has `1 << (64 - shift)` buckets, and the handle is good for `'g`.
+        unsafe { self.thin().element(index) }
     }
 
     /// The word of a hash's bucket.
@@ -106,12 +122,12 @@ impl<'g, T: Linked> Array<'g, T> {
     /// Whether a hash of this bucket goes to the high child.
     #[inline]
     pub(super) fn goes_high(self, hash: u64) -> bool {
-        hash >> (self.head().shift - 1) & 1 == 1
+        hash >> (self.shift() - 1) & 1 == 1
     }
 
     /// The first hash after those of this hash's bucket.
     pub(super) fn after(self, hash: u64) -> Option<u64> {
-        let shift = self.head().shift;
+        let shift = self.shift();
         ((hash >> shift) + 1).checked_shl(shift).filter(|next| *next != 0)
     }
 
@@ -131,12 +147,12 @@ impl<'g, T: Linked> Array<'g, T> {
     /// Whether an array of twice the size can be indexed and no growth is under way.
     pub(super) fn may_grow(self) -> bool {
         // Relaxed: a hint; the CAS in `begin_growth` decides.
-        self.head().next.load(Ordering::Relaxed).is_null() && self.head().shift > 20
+        self.head().next.load(Ordering::Relaxed).is_null() && self.shift() > 32
     }
 
     /// Puts an unset array of twice the size below this one, which must be the root.
     pub(super) fn begin_growth(self) {
-        let next = Self::allocate(64 - self.head().shift + 1, Word::UNSET);
+        let next = Self::allocate(64 - self.shift() + 1, Word::UNSET);
         step();
         // Release: the words of `next`; pairs with the Acquire in `try_next`.
         let begun = self.head().next.compare_exchange(
@@ -208,7 +224,7 @@ impl<'g, T: Linked> Array<'g, T> {
 
     /// Freezes a bucket, unless it is frozen, and gives both children their halves.
     pub(super) fn move_down(self, bucket: usize, next: Self, guard: &Guard) {
-        let first = (bucket as u64) << self.head().shift;
+        let first = (bucket as u64) << self.shift();
         let frozen = loop {
             let seen = self.load(first);
             if seen.is_frozen() {
@@ -223,7 +239,7 @@ impl<'g, T: Linked> Array<'g, T> {
             }
         };
         step();
-        let high = first | 1 << (self.head().shift - 1);
+        let high = first | 1 << (self.shift() - 1);
         next.thaw(first, frozen.half(false));
         step();
         next.thaw(high, frozen.half(true));

@@ -48,7 +48,7 @@ use word::Word;
 
 /// What a table can link: an element with a hash of its own that counts its shares.
 pub(crate) trait Linked {
-    /// The hash that the element was linked with; it never changes.
+    /// The hash that the element was linked with; it never changes. Only its upper half counts.
     fn hash(&self) -> u64;
 
     /// Gives one share back.
@@ -56,6 +56,12 @@ pub(crate) trait Linked {
     /// # Safety
     /// The caller owns a share and does not use it again.
     unsafe fn release(this: NonNull<Self>);
+}
+
+/// The part of a hash that a table uses: an element need not remember more.
+#[inline]
+fn top(hash: u64) -> u32 {
+    (hash >> 32) as u32
 }
 
 /// How many buckets a writer moves while the table grows.
@@ -77,7 +83,7 @@ unsafe impl<T: Linked + Send + Sync> Sync for Table<T> {}
 impl<T: Linked> Table<T> {
     /// An empty table with room for `capacity` elements before it first grows.
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        let buckets = capacity.saturating_mul(2).clamp(2, 1 << 40).next_power_of_two();
+        let buckets = capacity.saturating_mul(2).clamp(2, 1 << 31).next_power_of_two();
         Self {
             root: AtomicPtr::new(Array::<T>::allocate(buckets.trailing_zeros(), Word::EMPTY).as_ptr()),
             linked: Padded(AtomicUsize::new(0)),
@@ -94,16 +100,33 @@ impl<T: Linked> Table<T> {
     }
 
     /// The element of this hash for which `eq` holds.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find<'g>(
         &self,
         hash: u64,
         mut eq: impl FnMut(&T) -> bool,
         guard: &'g Guard,
     ) -> Option<&'g T> {
-        let mut array = self.root(guard);
+        let array = self.root(guard);
+        let word = array.load(hash);
+        if !word.is_frozen() {
+            // SAFETY: read from a live word under `guard` (INV-table-1).
+            return unsafe { word.find(hash, &mut eq) };
+        }
+        self.find_below(array, word, hash, eq, guard)
+    }
+
+    /// Goes on where a frozen word was met: in the arrays below.
+    #[cold]
+    fn find_below<'g>(
+        &self,
+        mut array: Array<'g, T>,
+        mut word: Word<T>,
+        hash: u64,
+        mut eq: impl FnMut(&T) -> bool,
+        guard: &'g Guard,
+    ) -> Option<&'g T> {
         loop {
-            let word = array.load(hash);
             if !word.is_frozen() {
                 // SAFETY: read from a live word under `guard` (INV-table-1).
                 return unsafe { word.find(hash, &mut eq) };
@@ -114,6 +137,7 @@ impl<T: Linked> Table<T> {
                 return unsafe { word.half(array.goes_high(hash)).find(hash, &mut eq) };
             }
             array = child;
+            word = child.load(hash);
         }
     }
 

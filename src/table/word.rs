@@ -13,6 +13,7 @@
 //! A frozen word never changes. The pointers are those of elements, lists and splits, whose alignment leaves
 //! three bits.
 
+use super::{Linked, top};
 use crate::primitive::thin::Thin;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -25,8 +26,21 @@ const FROZEN: usize = 2;
 const HIGH: usize = 4;
 const TAGS: usize = LIST | FROZEN | HIGH;
 
-/// The elements of a bucket that has more than one.
-pub(super) type List<T> = Thin<(), NonNull<T>>;
+/// The elements of a bucket that has more than one, each with a part of its hash, so that only the right one is read.
+pub(super) type List<T> = Thin<(), Entry<T>>;
+
+/// An element of a list.
+pub(super) struct Entry<T> {
+    hash: u32,
+    element: NonNull<T>,
+}
+
+impl<T> Clone for Entry<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Entry<T> {}
 
 /// Both halves of a frozen list. Owned by the array in which it is; the lists in it are the children's.
 #[repr(align(8))]
@@ -91,23 +105,34 @@ impl<T> Word<T> {
         self.has(FROZEN)
     }
 
-    /// The elements of a live word.
+    /// The one element of a live word that has exactly one: the common case.
+    #[inline]
+    pub(super) fn only(self) -> Option<NonNull<T>> {
+        if self.has(TAGS) { None } else { NonNull::new(self.0.cast()) }
+    }
+
+    /// The list of a live word.
     ///
     /// # Safety
     /// The word is live (not frozen, not unset), and its list, if any, lives for `'a`.
     #[inline]
-    unsafe fn elements<'a>(&'a self) -> &'a [NonNull<T>] {
-        if self.has(LIST) {
-            // SAFETY: tagged as a list, alive by contract.
-            let list = unsafe { List::<T>::from_ptr(self.pointer()) };
-            // SAFETY: as above.
-            return unsafe { list.tail() };
-        }
-        let Some(one) = NonNull::new(self.0.cast::<T>()) else { return &[] };
+    unsafe fn many<'a>(self) -> &'a [Entry<T>] {
         debug_assert!(!self.is_unset() && !self.is_frozen(), "only a live word has elements");
-        let _ = one;
-        // SAFETY: `Word` is `repr(Rust)` around one non-null pointer here; read it as a `NonNull<T>`.
-        unsafe { std::slice::from_raw_parts((&raw const self.0).cast::<NonNull<T>>(), 1) }
+        // SAFETY: alive by contract.
+        self.as_list().map_or(&[], |list| unsafe { list.tail() })
+    }
+
+    /// The elements of a live word.
+    ///
+    /// # Safety
+    /// As for `many`.
+    unsafe fn elements<'a>(self) -> impl Iterator<Item = NonNull<T>> + 'a
+    where
+        T: 'a,
+    {
+        // SAFETY: by contract.
+        let many = unsafe { self.many() };
+        self.only().into_iter().chain(many.iter().map(|entry| entry.element))
     }
 
     /// The half of a frozen word that goes to the low or the high child: a live word.
@@ -133,28 +158,43 @@ impl<T> Word<T> {
         (self.has(LIST) && self.is_frozen()).then(|| NonNull::new(self.pointer().cast())).flatten()
     }
 
-    /// Builds the live word for these elements; a list is allocated where there are two or more.
-    fn of(elements: impl ExactSizeIterator<Item = NonNull<T>> + Clone) -> Self {
-        let mut each = elements.clone();
-        match elements.len() {
-            0 => Self::EMPTY,
-            1 => each.next().map_or(Self::EMPTY, Self::one),
-            n => Self::list(List::new((), n, |_| each.next().expect("as many as its length says"))),
+    /// Builds the live word for these entries; a list is allocated where there are two or more.
+    fn of(entries: &[Entry<T>]) -> Self {
+        match entries {
+            [] => Self::EMPTY,
+            [only] => Self::one(only.element),
+            many => Self::list(List::new((), many.len(), |i| many[i])),
         }
     }
 }
 
-impl<T: super::Linked> Word<T> {
+impl<T: Linked> Entry<T> {
+    /// # Safety
+    /// The element is alive.
+    unsafe fn new(element: NonNull<T>) -> Self {
+        // SAFETY: by contract.
+        Self { hash: top(unsafe { element.as_ref() }.hash()), element }
+    }
+}
+
+impl<T: Linked> Word<T> {
     /// # Safety
     /// The word is live, was read (or may be dereferenced, INV-table-2) under a pin that lasts for `'g`.
     #[inline]
     pub(super) unsafe fn find<'g>(self, hash: u64, eq: &mut impl FnMut(&T) -> bool) -> Option<&'g T> {
-        // SAFETY: by contract.
-        for element in unsafe { self.elements() } {
+        if let Some(only) = self.only() {
             // SAFETY: by contract: linked when the word was read, so not freed under the pin.
-            let element = unsafe { element.as_ref() };
-            if element.hash() == hash && eq(element) {
-                return Some(element);
+            let only = unsafe { only.as_ref() };
+            return (top(only.hash()) == top(hash) && eq(only)).then_some(only);
+        }
+        // SAFETY: by contract.
+        for entry in unsafe { self.many() } {
+            if entry.hash == top(hash) {
+                // SAFETY: as above.
+                let element = unsafe { entry.element.as_ref() };
+                if eq(element) {
+                    return Some(element);
+                }
             }
         }
         None
@@ -176,15 +216,20 @@ impl<T: super::Linked> Word<T> {
     /// The word with one element more. Nothing is freed.
     ///
     /// # Safety
-    /// As for `find`.
+    /// As for `find`; `new` is alive.
     pub(super) unsafe fn with(self, new: NonNull<T>) -> Self {
+        // SAFETY: by contract, the new one and those that are there.
+        let entry = |element| unsafe { Entry::new(element) };
+        if let Some(only) = self.only() {
+            let both = [entry(only), entry(new)];
+            return Self::list(List::new((), 2, |i| both[i]));
+        }
         // SAFETY: by contract.
-        let there = unsafe { self.elements() };
-        match there {
+        match unsafe { self.many() } {
             [] => Self::one(new),
-            _ => {
-                let at = |i: usize| there.get(i).copied().unwrap_or(new);
-                Self::list(List::new((), there.len() + 1, at))
+            many => {
+                let new = entry(new);
+                Self::list(List::new((), many.len() + 1, |i| many.get(i).copied().unwrap_or(new)))
             }
         }
     }
@@ -194,13 +239,15 @@ impl<T: super::Linked> Word<T> {
     /// # Safety
     /// As for `find`; `old` itself is only compared.
     pub(super) unsafe fn without(self, old: NonNull<T>) -> Option<Self> {
+        if let Some(only) = self.only() {
+            return (only == old).then_some(Self::EMPTY);
+        }
         // SAFETY: by contract.
-        let there = unsafe { self.elements() };
-        let gap = there.iter().position(|e| *e == old)?;
-        Some(match there {
-            [_] => Self::EMPTY,
-            [a, b] => Self::one(if gap == 0 { *b } else { *a }),
-            _ => Self::list(List::new((), there.len() - 1, |i| there[i + usize::from(i >= gap)])),
+        let many = unsafe { self.many() };
+        let gap = many.iter().position(|entry| entry.element == old)?;
+        Some(match many {
+            [a, b] => Self::one(if gap == 0 { b.element } else { a.element }),
+            _ => Self::list(List::new((), many.len() - 1, |i| many[i + usize::from(i >= gap)])),
         })
     }
 
@@ -209,21 +256,20 @@ impl<T: super::Linked> Word<T> {
     /// # Safety
     /// As for `find`.
     pub(super) unsafe fn frozen(self, goes_high: impl Fn(u64) -> bool) -> Self {
-        // SAFETY: by contract; an element was linked when the word was read, so not freed under the pin.
-        let high = |e: &NonNull<T>| goes_high(unsafe { e.as_ref() }.hash());
-        // SAFETY: by contract.
-        match unsafe { self.elements() } {
-            [] => Self::tagged(null_mut(), FROZEN),
-            [one] => Self::tagged(one.as_ptr().cast(), if high(one) { FROZEN | HIGH } else { FROZEN }),
-            many => {
-                let [mut low, mut up] = [Vec::with_capacity(many.len()), Vec::with_capacity(many.len())];
-                for e in many {
-                    if high(e) { up.push(*e) } else { low.push(*e) }
-                }
-                let halves = [Self::of(low.iter().copied()), Self::of(up.iter().copied())];
-                Self::tagged(Box::into_raw(Box::new(Split { halves })).cast(), FROZEN | LIST)
-            }
+        if let Some(only) = self.only() {
+            // SAFETY: by contract: linked when the word was read, so not freed under the pin.
+            let high = goes_high(unsafe { only.as_ref() }.hash());
+            return Self::tagged(only.as_ptr().cast(), if high { FROZEN | HIGH } else { FROZEN });
         }
+        // SAFETY: by contract.
+        let many = unsafe { self.many() };
+        if many.is_empty() {
+            return Self::tagged(null_mut(), FROZEN);
+        }
+        let (high, low): (Vec<_>, Vec<_>) =
+            many.iter().partition(|entry| goes_high(u64::from(entry.hash) << 32));
+        let halves = [Self::of(&low), Self::of(&high)];
+        Self::tagged(Box::into_raw(Box::new(Split { halves })).cast(), FROZEN | LIST)
     }
 
     /// Takes back a word that `with`, `without` or `frozen` built and that was not published.
@@ -251,7 +297,7 @@ impl<T: super::Linked> Word<T> {
     pub(super) unsafe fn consume(self, each: &mut impl FnMut(NonNull<T>)) {
         // SAFETY: by contract.
         for element in unsafe { self.elements() } {
-            each(*element);
+            each(element);
         }
         if let Some(list) = self.as_list() {
             // SAFETY: by contract.
