@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::error::BuildError;
+use crate::error::{BoxError, BuildError};
 use crate::executor::Executor;
 use crate::freshness::{Backoff, Lifetime, Ttl};
 use crate::hash::DefaultHashBuilder;
@@ -232,7 +232,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// [`loader`](Self::loader) for a closure, where the type of its argument is to be inferred.
     pub fn loader_fn<E>(self, load: impl Fn(&K) -> Result<V, E> + Send + Sync + 'static) -> Self
     where
-        E: Into<crate::BoxError> + 'static,
+        E: Into<BoxError> + 'static,
         K: 'static,
         V: 'static,
     {

@@ -153,6 +153,7 @@ impl Pool {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < WORKERS).then_some(n + 1));
         let Ok(nth) = claimed else { return false };
         let pool = self.clone();
+        #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
         let spawned = thread::Builder::new().name(self.name.clone()).spawn(move || pool.work(nth));
         if spawned.is_err() {
             // Relaxed: as above.
@@ -185,6 +186,7 @@ impl Pool {
                 fence(Ordering::SeqCst);
                 continue;
             }
+            #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
             thread::park();
         }
     }

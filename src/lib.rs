@@ -1,4 +1,141 @@
-//! quell
+//! A lock-free, in-process, concurrent cache in which every load of a key happens once.
+//!
+//! When a popular entry expires, everybody misses at once, and the same query runs hundreds of times. quell ends that
+//! inside one process: threads that want a key join the one load that is under way (its *flight*), a stale value is
+//! served while one caller or one background job refreshes it, a loader that hangs loses its *lease*, and a waiter has
+//! a deadline and a declared outcome.
+//!
+//! - [Quick start](#quick-start)
+//! - [What a look-up does](#what-a-look-up-does)
+//! - [Failure](#failure)
+//! - [Freshness](#freshness)
+//! - [Consistency](#consistency)
+//! - [Progress](#progress)
+//! - [Memory](#memory)
+//! - [User code](#user-code)
+//! - [Limits, and when to use something else](#limits-and-when-to-use-something-else)
+//!
+//! # Quick start
+//! ```
+//! use quell::Cache;
+//! use std::time::Duration;
+//!
+//! # fn price_from_the_database(id: &u64) -> Result<u64, std::io::Error> { Ok(100 * id) }
+//! # fn main() -> Result<(), quell::LoadError> {
+//! let prices = Cache::builder()
+//!     .soft_ttl(Duration::from_secs(30))      // fresh for this long, then refreshed in the background
+//!     .time_to_live(Duration::from_secs(60))  // served for this long at most
+//!     .stale_if_error(Duration::from_secs(600)) // and longer if the database fails
+//!     .loader(|id: &u64| price_from_the_database(id))
+//!     .build();
+//!
+//! assert_eq!(prices.get_or_load(&7)?, 700);     // loads
+//! assert_eq!(prices.get(&7), Some(700));        // hits: no lock, no shared write
+//! prices.invalidate(&7);                        // after a change: nothing older is served from here on
+//! # Ok(())
+//! # }
+//! ```
+//! Without an attached loader, pass a closure: [`get_with`](Cache::get_with), [`try_get_with`](Cache::try_get_with),
+//! [`optionally_get_with`](Cache::optionally_get_with). Whatever the method, the closure and its error type: one key,
+//! one flight.
+//!
+//! # What a look-up does
+//! ```text
+//!   get_or_load(key)
+//!        │ hash once, pin, bucket word, slot word, deadlines
+//!        ├─ fresh ─────────────────────────────► serve
+//!        ├─ stale ─────────────────────────────► serve; whoever wins the lease refreshes
+//!        ├─ nothing, nobody loads ── one CAS ──► lead: load, publish by one CAS, wake the others
+//!        ├─ nothing, somebody loads ───────────► join: park until the value, an error, the lease's end or the deadline
+//!        └─ nothing, lease over ───── one CAS ─► take over: lead in place of the one who hangs
+//! ```
+//! The lease is [30 s unless set](CacheBuilder::lease). Exactly one caller takes over per lease period; the late result of the
+//! one who lost the lease goes to its own caller and is not stored.
+//!
+//! # Failure
+//! - A failing load with any number of fallible waiters is one load, and one [`LoadError`] for all of them.
+//! - Before a fallible call returns an error, it takes the ladder: a value in [grace](CacheBuilder::stale_if_error), the
+//!   [`fallback`](CacheBuilder::fallback), the error.
+//! - A waiter's deadline never causes a load.
+//! - A loader's panic resumes in its own caller; the others look again, and one of them leads.
+//! - A load that waits for itself, directly or by way of other loads, threads and caches, is reported as a
+//!   [`Cycle`](LoadErrorKind::Cycle). What a loader waits for outside quell cannot be seen; the lease ends that.
+//! - A refresh in the background that fails, or whose job is refused, dropped or panics, costs that one refresh. After a
+//!   failure the next refresh of the key begins 100 ms later at the earliest; a caller who has nothing to serve may
+//!   always try.
+//!
+//! # Freshness
+//! | stage | from | to | what happens |
+//! |---|---|---|---|
+//! | fresh | born | [`soft_ttl`](CacheBuilder::soft_ttl) | served |
+//! | stale | soft | [`time_to_live`](CacheBuilder::time_to_live) | served at once; one refresh |
+//! | grace | hard | + [`stale_if_error`](CacheBuilder::stale_if_error) | served only when the load fails or the wait ends |
+//! | dead | | | as if it were not there |
+//!
+//! A value is born when it is published, not when its load began. TTLs are upper bounds, up to one tick of the clock: 4 ms for
+//! the default one, which reads the kernel's coarse monotonic time. [`jitter`](CacheBuilder::jitter) shortens them at
+//! random; [`expire_after`](CacheBuilder::expire_after), [`Loaded`], [`Cache::insert_with_ttl`] and [`Ask`] set them per
+//! entry. Serving stale values while one refresh runs is `stale-while-revalidate`, and grace is `stale-if-error`, both of
+//! RFC 5861.
+//!
+//! # Consistency
+//! Writes are linearizable per key with each other and with loads: each is one compare-and-swap of the key's slot. A load
+//! that began before an `insert`, `remove`, `invalidate`, `invalidate_all`, `retain`, `expire` or `compute` of the key
+//! never overwrites or revives anything, and no call that begins after the write returns gets the older value, nor joins
+//! the older load. Those who had joined that load before still get its value: they began before.
+//!
+//! Not linearizable: `len`, `iter`, `stats` and `in_flight`, which look at one part after the other; and operations over
+//! all keys, which handle one bucket after the other.
+//!
+//! # Progress
+//! | method | guarantee |
+//! |---|---|
+//! | `get`, `read`, `peek`, `contains_key`, `Pinned::get` | lock-free; no retry unless another thread removed or moved the entry just then |
+//! | `insert`, `remove`, `invalidate`, `expire`, eviction of what has expired, growth | lock-free |
+//! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks` | lock-free, over all buckets |
+//! | `get_with` and its kin, on a hit | as `get` |
+//! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
+//! | `compute` | waits for loads of its key, up to their leases |
+//! | `refresh` | lock-free, but for starting a thread the first time |
+//!
+//! A thread that is suspended anywhere in quell's own code stops none of these in other threads; the crate's tests suspend
+//! one at every step. Outside that promise: the allocator, user code, an executor's own locks, the first use of the
+//! process-wide collector, and the waking of one flight's waiters, who share a small mutex with whoever is just about to
+//! wait for the same flight.
+//!
+//! In the steady state a hit stores nothing that another core reads. It writes the thread's own epoch record (when pinning
+//! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Two
+//! exceptions: [`get`](Cache::get) clones the value, and cloning an `Arc` increments its shared count
+//! ([`read`](Cache::read) and [`Pinned::get`] do not clone); and with a [`time_to_idle`](CacheBuilder::time_to_idle) the
+//! first hit of a clock tick notes the time. A hit allocates nothing.
+//!
+//! # Memory
+//! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
+//! lock-freedom*, 2004), in a collector of quell's own, so that other crates' pins do not hold it. Each thread keeps up to
+//! 64 retired objects to itself until it retires more, calls [`run_pending_tasks`](Cache::run_pending_tasks), or ends. A
+//! [`Pinned`] that lives long holds everything up; one that is leaked is sound, and stops reclamation.
+//!
+//! Values that have expired go when they are met, by a sweep of one bucket per write, and by `run_pending_tasks`. Dropping the
+//! last handle drops all values at once, unless a load is still running: then when it ends. An entry of `u64` to `u64`
+//! takes 64 bytes, and 8 to 16 for its share of the table (24 to 32 while it grows).
+//!
+//! # User code
+//! | code | thread | holds | may use the cache | a panic |
+//! |---|---|---|---|---|
+//! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
+//! | [`Expiry`], `fallback` | the caller's | nothing | yes | resumes in its caller; abandons the flight |
+//! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
+//! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load | resumes in its caller; nothing has changed |
+//! | `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
+//! | `Drop` of keys and values | any | at most an epoch pin | yes, but not load | in reclamation: caught and counted ([`Stats::drop_panics`]) |
+//! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller |
+//!
+//! # Limits, and when to use something else
+//! - One process. Ten processes load a key ten times.
+//! - This version has no bound on the number of entries and no async front-end.
+//! - If entries never expire and never miss at the same time, a plain concurrent map is smaller and as fast.
+//! - If a value must never be stale, do not cache it.
+
 mod clock;
 mod config;
 mod engine;
@@ -23,3 +160,8 @@ pub use hash::{DefaultHashBuilder, DefaultHasher};
 pub use loader::{Expiry, LoadCause, LoadContext, Loaded, Loader};
 pub use observe::{InFlight, Stats};
 pub use sync::{Answer, Ask, Cache, Iter, Op, Outcome, Pinned, Provenance};
+
+/// The README's programs run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

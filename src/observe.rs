@@ -5,9 +5,11 @@
 
 use std::sync::OnceLock;
 
+use crate::freshness::Stage;
 use crate::primitive::Padded;
+use crate::primitive::epoch::number;
 use crate::primitive::plain::{AtomicU64, Ordering};
-use crate::primitive::thread::{NUMBERED, number};
+use crate::primitive::thread::NUMBERED;
 
 /// What is counted.
 #[derive(Clone, Copy)]
@@ -27,6 +29,13 @@ pub(crate) enum Count {
     LoaderPanics,
 }
 
+impl Count {
+    #[inline(always)]
+    pub(crate) fn of_hit(stage: Stage) -> Self {
+        if stage == Stage::Fresh { Self::Hits } else { Self::StaleHits }
+    }
+}
+
 const COUNTS: usize = Count::LoaderPanics as usize + 1;
 
 type Stripe = Padded<[AtomicU64; COUNTS]>;
@@ -43,9 +52,14 @@ impl Counters {
     }
 
     /// Counts one.
-    #[inline]
     pub(crate) fn add(&self, what: Count) {
-        let Some(own) = self.own.get(number()) else {
+        self.add_on(number(), what);
+    }
+
+    /// Counts one on the thread with this number, which must be the caller's.
+    #[inline(always)]
+    pub(crate) fn add_on(&self, number: usize, what: Count) {
+        let Some(own) = self.own.get(number) else {
             // Relaxed: a statistic; nothing is published by it.
             self.shared.0[what as usize].fetch_add(1, Ordering::Relaxed);
             return;

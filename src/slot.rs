@@ -548,8 +548,10 @@ impl<K, V> Slot<K, V> {
         step();
         if let State::Loading(flight) = from {
             let flight = std::ptr::from_ref(flight);
-            // SAFETY: INV-slot-2: the slot's share, taken out by the CAS.
-            unsafe { retire(guard, move || drop(Arc::from_raw(flight))) };
+            // SAFETY: the slot's share, given back once, here.
+            let give_back = move || drop(unsafe { Arc::from_raw(flight) });
+            // SAFETY: INV-slot-2: taken out by the CAS.
+            unsafe { retire(guard, give_back) };
         }
         let has = match keep {
             Keep::All | Keep::Cell => had,
@@ -591,8 +593,10 @@ impl<K, V> Slot<K, V> {
     fn retire_record(held: Held<'_, V>, guard: &Guard) {
         if let Some(record) = held.record() {
             let record = std::ptr::from_ref(record).cast_mut();
-            // SAFETY: INV-slot-1: taken out by the caller's CAS. Its cell is not freed with it.
-            unsafe { retire(guard, move || drop(Box::from_raw(record))) };
+            // SAFETY: INV-slot-1: boxed by `swing`, freed once. Its cell is not freed with it.
+            let free = move || drop(unsafe { Box::from_raw(record) });
+            // SAFETY: INV-slot-1: taken out by the caller's CAS.
+            unsafe { retire(guard, free) };
         }
     }
 
@@ -605,14 +609,18 @@ impl<K, V> Slot<K, V> {
             let slot = SlotRef(NonNull::from(self));
             let value_and_share = move || {
                 let slot = slot;
-                // SAFETY: INV-slot-1: taken out by the caller's CAS, and no pin that saw it is left.
-                unsafe { (*slot.first.get()).assume_init_drop() };
+                // SAFETY: INV-slot-4: no pin that saw the value is left, so that nobody else uses the room.
+                let room = unsafe { &mut *slot.first.get() };
+                // SAFETY: INV-slot-1: a value is in it, taken out by the caller's CAS.
+                unsafe { room.assume_init_drop() };
             };
             // SAFETY: INV-slot-1: as above; the share keeps the slot alive until then.
             unsafe { retire(guard, value_and_share) };
         } else {
-            // SAFETY: INV-slot-1: as above; a cell that is not in the room is in a box.
-            unsafe { retire(guard, move || drop(Box::from_raw(cell))) };
+            // SAFETY: INV-slot-1: a cell that is not in the room is in a box, and freed once.
+            let free = move || drop(unsafe { Box::from_raw(cell) });
+            // SAFETY: INV-slot-1: taken out by the caller's CAS.
+            unsafe { retire(guard, free) };
         }
     }
 

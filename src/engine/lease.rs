@@ -153,7 +153,7 @@ impl<K, V, S> Lease<K, V, S> {
                 Next::Dead
             }
         };
-        self.end(next, || outcome)
+        self.end(next, |_| outcome)
     }
 
     /// The source has no such key: the entry goes.
@@ -161,23 +161,23 @@ impl<K, V, S> Lease<K, V, S> {
     where
         V: Clone,
     {
-        self.end(|_| Next::Dead, || Outcome::Failure(LoadError::absent()))
+        self.end(|_| Next::Dead, |_| Outcome::Failure(LoadError::absent()))
     }
 
     /// The entry goes; those who wait look again.
     pub(crate) fn remove(self) -> Published {
-        self.end(|_| Next::Dead, || Outcome::LookAgain)
+        self.end(|_| Next::Dead, |_| Outcome::LookAgain)
     }
 
     /// The slot goes back to what it was; those who wait look again.
     pub(crate) fn abandon(self) -> Published {
-        self.end(|_| Next::Prev, || Outcome::LookAgain)
+        self.end(|_| Next::Prev, |_| Outcome::LookAgain)
     }
 
     fn end(
         mut self,
         next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
-        outcome: impl FnOnce() -> Outcome<V>,
+        outcome: impl FnOnce(Published) -> Outcome<V>,
     ) -> Published {
         let published = self.end_in_place(next, outcome);
         if published == Published::Fenced {
@@ -190,18 +190,23 @@ impl<K, V, S> Lease<K, V, S> {
     fn end_in_place(
         &mut self,
         next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
-        outcome: impl FnOnce() -> Outcome<V>,
+        outcome: impl FnOnce(Published) -> Outcome<V>,
     ) -> Published {
         let Some(seat) = self.seat.take() else { return Published::Fenced };
         let (core, flight) = (&*self.core, &*self.flight);
         let guard = pin();
-        let swung =
-            self.mine(&guard).map(|state| core.swing(&flight.target, state, next(state.held()), &guard));
+        // What is refused or not used is dropped last: its destructor is user code.
+        let (swung, _unused) = match self.mine(&guard) {
+            Some(state) => (Some(core.swing(&flight.target, state, next(state.held()), &guard)), None),
+            None => (None, Some(next)),
+        };
+        let published = if matches!(swung, Some(Ok(()))) { Published::Done } else { Published::Fenced };
         step();
         let waiters = flight.close();
         if waiters > 0 {
             // A value's `Clone` is user code: if it panics, those who wait look for themselves.
-            flight.settle(catch_unwind(AssertUnwindSafe(outcome)).unwrap_or(Outcome::LookAgain));
+            let outcome = catch_unwind(AssertUnwindSafe(|| outcome(published)));
+            flight.settle(outcome.unwrap_or(Outcome::LookAgain));
         }
         step();
         core.flights.leave(seat, &guard);
@@ -210,11 +215,7 @@ impl<K, V, S> Lease<K, V, S> {
         if waiters > 0 {
             flight.ring();
         }
-        // What was refused is dropped last: its destructor is user code.
-        match swung {
-            Some(Ok(())) => Published::Done,
-            _ => Published::Fenced,
-        }
+        published
     }
 }
 
@@ -223,6 +224,23 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     ///
     /// Where the value is not to be stored, or has a TTL of zero, the entry goes: what was there is outdated.
     pub(crate) fn publish(self, value: V, own: Ttl, store: bool, spare: Option<&V>) -> Published {
+        self.publish_to(|_| true, value, own, store, spare)
+    }
+
+    /// Publishes a value that was decided on, not loaded: if it is refused, it never was, and those who wait look again.
+    pub(crate) fn put(self, value: V, spare: &V) -> Published {
+        self.publish_to(|published| published == Published::Done, value, Ttl::default(), true, Some(spare))
+    }
+
+    /// `shares` says whether those who have joined get the value.
+    fn publish_to(
+        self,
+        shares: impl FnOnce(Published) -> bool,
+        value: V,
+        own: Ttl,
+        store: bool,
+        spare: Option<&V>,
+    ) -> Published {
         let own = self.own_times(&value, own);
         let core = &*self.core;
         let now = core.time.now();
@@ -236,11 +254,9 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
         };
         self.end(
             |_| next,
-            || {
-                spare
-                    .or(kept.as_ref())
-                    .or(unsold.as_ref())
-                    .map_or(Outcome::LookAgain, |v| Outcome::Value(v.clone()))
+            |published| {
+                let shared = spare.or(kept.as_ref()).or(unsold.as_ref()).filter(|_| shares(published));
+                shared.map_or(Outcome::LookAgain, |v| Outcome::Value(v.clone()))
             },
         )
     }
@@ -255,6 +271,6 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
 
 impl<K, V, S> Drop for Lease<K, V, S> {
     fn drop(&mut self) {
-        let _ = self.end_in_place(|_| Next::Prev, || Outcome::LookAgain);
+        let _ = self.end_in_place(|_| Next::Prev, |_| Outcome::LookAgain);
     }
 }

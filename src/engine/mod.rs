@@ -56,6 +56,9 @@ pub(crate) struct Core<K, V, S> {
     mortal: bool,
 }
 
+/// A key's slot, and its state.
+type Found<'g, K, V> = (&'g Slot<K, V>, State<'g, K, V>);
+
 /// A value that may be served at once.
 pub(crate) struct Hit<'g, V> {
     pub(crate) cell: &'g Cell<V>,
@@ -233,16 +236,13 @@ impl<K, V, S> Core<K, V, S> {
     /// Counts a call that was answered at once.
     #[inline]
     pub(crate) fn count_hit(&self, stage: Stage) {
-        self.counters.add(if stage == Stage::Fresh { Count::Hits } else { Count::StaleHits });
+        self.counters.add(Count::of_hit(stage));
     }
 
-    /// Counts a read, which never loads.
-    #[inline]
-    pub(crate) fn count_read(&self, hit: Option<&Hit<'_, V>>) {
-        match hit {
-            Some(hit) => self.count_hit(hit.stage),
-            None => self.counters.add(Count::Misses),
-        }
+    /// Counts a read, which never loads, on the caller's number.
+    #[inline(always)]
+    pub(crate) fn count_read(&self, hit: Option<&Hit<'_, V>>, number: usize) {
+        self.counters.add_on(number, hit.map_or(Count::Misses, |hit| Count::of_hit(hit.stage)));
     }
 
     /// Wakes all who wait for a flight, so that they look at the clock again.
@@ -307,12 +307,7 @@ where
 
     /// The slot of a key and its state, which is never `Dead`.
     #[inline]
-    fn seek<'g, Q>(
-        &'g self,
-        hash: u64,
-        key: &Q,
-        guard: &'g Guard,
-    ) -> Option<(&'g Slot<K, V>, State<'g, K, V>)>
+    fn seek<'g, Q>(&'g self, hash: u64, key: &Q, guard: &'g Guard) -> Option<Found<'g, K, V>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,

@@ -65,7 +65,7 @@ struct Running {
 
 thread_local! {
     /// The flights whose loaders this thread is in the middle of, the innermost last.
-    static RUNNING: RefCell<Vec<Running>> = RefCell::new(Vec::new());
+    static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
 }
 
 fn innermost() -> Option<FlightId> {

@@ -28,10 +28,10 @@ mod registry;
 
 use crate::clock::{Moment, Time};
 use crate::error::LoadError;
-use crate::primitive::Arc;
 use crate::primitive::atomic::{AtomicPtr, Ordering};
 use crate::primitive::park::{Bell, Woken};
 use crate::primitive::step::step;
+use crate::primitive::{Arc, Witness};
 use interest::Interest;
 pub(crate) use interest::Left;
 use lease::LeaseWord;
@@ -69,6 +69,7 @@ pub(crate) struct Flight<V, T, P> {
     /// Null while open, `LOOK_AGAIN`, or a box.
     outcome: AtomicPtr<Outcome<V>>,
     bell: Bell,
+    witness: Witness,
 }
 
 /// The outcome that needs no box. No allocation has this address.
@@ -86,6 +87,7 @@ impl<V, T, P> Flight<V, T, P> {
             lease: lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
             outcome: AtomicPtr::new(null_mut()),
             bell: Bell::new(),
+            witness: Witness::new(),
         }
     }
 
@@ -102,6 +104,7 @@ impl<V, T, P> Flight<V, T, P> {
     /// Whether somebody else may lead: the lease is over, or it was settled while the slot still held it (by one who was
     /// about to take over). A load that has not begun yields only to a caller who would begin at once.
     pub(crate) fn may_be_taken_over(&self, now: Moment, at_once: bool) -> bool {
+        self.witness.used();
         self.is_settled() || if self.lease.is_queued() { at_once } else { self.lease.is_over(now) }
     }
 
@@ -127,7 +130,7 @@ impl<V, T, P> Flight<V, T, P> {
         self.interest.close().saturating_sub(1)
     }
 
-    /// The leader goes without having moved the slot on.
+    /// One of those who want the value goes.
     pub(crate) fn leave(&self) -> Left {
         self.interest.leave()
     }
@@ -173,6 +176,7 @@ impl<V, T, P> Flight<V, T, P> {
 
 impl<V, T, P> Drop for Flight<V, T, P> {
     fn drop(&mut self) {
+        self.witness.ended();
         // Relaxed: `&mut self`; the last share was given back with Release and taken with Acquire.
         let outcome = self.outcome.load(Ordering::Relaxed);
         if !outcome.is_null() && outcome.addr() != LOOK_AGAIN {
@@ -193,6 +197,7 @@ impl<V, T, P> Ticket<V, T, P> {
         flight: &Flight<V, T, P>,
         share: impl FnOnce() -> Arc<Flight<V, T, P>>,
     ) -> Option<Self> {
+        flight.witness.used();
         flight.interest.join().then(|| Self { flight: share() })
     }
 
@@ -244,6 +249,6 @@ impl<V, T, P> Drop for Ticket<V, T, P> {
     fn drop(&mut self) {
         // The leader's own interest lasts until it has moved the slot on, so a follower is never the last to leave
         // a flight that is open.
-        let _ = self.flight.interest.leave();
+        let _ = self.flight.leave();
     }
 }

@@ -41,7 +41,7 @@ impl<T> Registry<T> {
     /// Takes a free seat. Lock-free: a failed CAS means that another took that seat.
     pub(crate) fn enter(&self, item: Arc<T>) -> Seat<T> {
         let item = Arc::into_raw(item).cast_mut();
-        let hint = crate::primitive::thread::number();
+        let hint = crate::primitive::epoch::number();
         let mut chunk = &self.first;
         loop {
             for i in 0..SEATS {
@@ -83,8 +83,10 @@ impl<T> Registry<T> {
         let word = unsafe { seat.0.as_ref() };
         // Relaxed: nothing is published; the item is kept alive by the collector for those who pinned before.
         let item = word.swap(null_mut(), Ordering::Relaxed);
-        // SAFETY: the seat's owner took the item out of the only word that led to it; it came from `into_raw`.
-        unsafe { retire(guard, move || drop(Arc::from_raw(item))) };
+        // SAFETY: it came from `into_raw`, and is given back once, here.
+        let give_back = move || drop(unsafe { Arc::from_raw(item) });
+        // SAFETY: the seat's owner took the item out of the only word that led to it.
+        unsafe { retire(guard, give_back) };
     }
 
     /// Visits all who are seated; those who come or go meanwhile may be missed.

@@ -24,6 +24,7 @@ pub(crate) fn contain(drop: impl FnOnce()) {
 
 #[cfg(not(loom))]
 mod imp {
+    use crate::primitive::thread::{Number, SHARED};
     pub(crate) use crossbeam_epoch::Guard;
     use crossbeam_epoch::{Collector, LocalHandle};
     use std::sync::OnceLock;
@@ -34,14 +35,33 @@ mod imp {
         COLLECTOR.get_or_init(Collector::new)
     }
 
+    /// What a thread has of its own: one look-up for both on a hit.
+    struct Local {
+        handle: LocalHandle,
+        number: Number,
+    }
+
     thread_local! {
-        static HANDLE: LocalHandle = collector().register();
+        static LOCAL: Local = Local { handle: collector().register(), number: Number::take() };
     }
 
     /// Pins this thread. In the destructors of other thread-locals, where the handle may be gone, registers afresh.
     #[inline(always)]
     pub(crate) fn pin() -> Guard {
-        HANDLE.try_with(LocalHandle::pin).unwrap_or_else(|_| collector().register().pin())
+        pin_numbered().0
+    }
+
+    /// Pins this thread, and gives its number, below `NUMBERED`, held by no other running thread; or `SHARED`.
+    #[inline(always)]
+    pub(crate) fn pin_numbered() -> (Guard, usize) {
+        LOCAL
+            .try_with(|local| (local.handle.pin(), local.number.get()))
+            .unwrap_or_else(|_| (collector().register().pin(), SHARED))
+    }
+
+    /// This thread's number alone.
+    pub(crate) fn number() -> usize {
+        LOCAL.try_with(|local| local.number.get()).unwrap_or(SHARED)
     }
 
     /// Hands this thread's garbage over and tries to reclaim what no pin holds any more.
@@ -271,6 +291,15 @@ mod imp {
                 Self::Strict => strict(),
             }
         }
+    }
+
+    pub(crate) fn pin_numbered() -> (Guard, usize) {
+        (pin(), number())
+    }
+
+    /// All threads of a model are one thread of the system, and share the counters that no model looks at.
+    pub(crate) fn number() -> usize {
+        crate::primitive::thread::SHARED
     }
 
     pub(crate) fn pin() -> Guard {

@@ -17,7 +17,11 @@ pub(crate) mod thread;
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
 mod imp {
     pub(crate) mod atomic {
-        pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+        pub(crate) use std::sync::atomic::{Ordering, fence};
+        pub(crate) type AtomicPtr<T> = std::sync::atomic::AtomicPtr<T>;
+        pub(crate) type AtomicU32 = std::sync::atomic::AtomicU32;
+        pub(crate) type AtomicU64 = std::sync::atomic::AtomicU64;
+        pub(crate) type AtomicUsize = std::sync::atomic::AtomicUsize;
     }
     pub(crate) use std::sync::Arc;
     pub(crate) use std::thread_local;
@@ -33,26 +37,6 @@ mod imp {
         };
     }
     pub(crate) use global;
-
-    /// `std::cell::UnsafeCell` with loom's way of access.
-    #[derive(Debug)]
-    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
-
-    impl<T> UnsafeCell<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(std::cell::UnsafeCell::new(value))
-        }
-
-        /// Hands out a pointer for reading; whoever reads through it must be free of concurrent writers.
-        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
-            f(self.0.get())
-        }
-
-        /// Hands out a pointer for writing; whoever writes through it must be alone.
-        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
-            f(self.0.get())
-        }
-    }
 
     /// Under loom, tells a use that races with the end of what it is in; here, nothing.
     pub(crate) struct Witness;
@@ -95,6 +79,9 @@ mod imp {
     /// Tells a use that races with the end of what it is in, or comes after it, or is not ordered after its making.
     pub(crate) struct Witness(UnsafeCell<bool>);
 
+    // SAFETY: a model watches it: loom reports a race where it would be one.
+    unsafe impl Sync for Witness {}
+
     impl Witness {
         pub(crate) fn new() -> Self {
             Self(UnsafeCell::new(true))
@@ -113,15 +100,19 @@ mod imp {
     }
 }
 
-pub(crate) use imp::{Arc, UnsafeCell, Witness, atomic, global, thread_local};
+#[cfg(loom)]
+pub(crate) use imp::UnsafeCell;
+pub(crate) use imp::{Arc, Witness, atomic, global, thread_local};
 
 /// Atomics that no protocol depends on (counters, ids, flags of the background pool): always std's, so that a
 /// model does not spend its branches on them.
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
 pub(crate) mod plain {
-    pub(crate) use std::sync::atomic::{
-        AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
-    };
+    pub(crate) use std::sync::atomic::{Ordering, fence};
+    pub(crate) type AtomicBool = std::sync::atomic::AtomicBool;
+    pub(crate) type AtomicPtr<T> = std::sync::atomic::AtomicPtr<T>;
+    pub(crate) type AtomicU64 = std::sync::atomic::AtomicU64;
+    pub(crate) type AtomicUsize = std::sync::atomic::AtomicUsize;
 }
 
 /// One cache line, or two where processors fetch lines in pairs: keeps neighbours out of each other's way.

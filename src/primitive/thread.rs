@@ -13,11 +13,18 @@ const WORDS: usize = NUMBERED / 64;
 static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 #[cfg_attr(loom, allow(dead_code))]
-struct Number(usize);
+/// A number that is taken until it is dropped.
+pub(crate) struct Number(usize);
 
 impl Number {
+    /// Below `NUMBERED`, held by no other running thread; or `SHARED`.
+    #[inline(always)]
+    pub(crate) fn get(&self) -> usize {
+        self.0
+    }
+
     /// Takes the lowest free number. Lock-free: each failed CAS means that another thread got or gave one back.
-    fn take() -> Self {
+    pub(crate) fn take() -> Self {
         for (w, word) in TAKEN.iter().enumerate() {
             // Relaxed: only a hint for the CAS below.
             let mut seen = word.load(Ordering::Relaxed);
@@ -45,38 +52,6 @@ impl Drop for Number {
 
 #[cfg(not(loom))]
 thread_local! {
-    static NUMBER: Number = Number::take();
-}
-
-/// This thread's number, below `NUMBERED`, held by no other running thread; or `SHARED`.
-#[inline]
-#[cfg(not(loom))]
-pub(crate) fn number() -> usize {
-    NUMBER.try_with(|n| n.0).unwrap_or(SHARED)
-}
-
-#[cfg(loom)]
-pub(crate) use modelled::*;
-
-/// All threads of a model are one thread of the system: a model numbers them itself.
-#[cfg(loom)]
-mod modelled {
-    use std::cell::Cell;
-
-    loom::thread_local! {
-        static NUMBER: Cell<usize> = Cell::new(0);
-    }
-
-    pub(crate) fn number() -> usize {
-        NUMBER.with(Cell::get)
-    }
-
-    pub(crate) fn set_number(number: usize) {
-        NUMBER.with(|n| n.set(number));
-    }
-}
-
-thread_local! {
     static PINNED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -96,8 +71,10 @@ pub(crate) fn is_pinned_by_user() -> bool {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests use real threads")]
 mod tests {
     use super::*;
+    use crate::primitive::epoch::number;
 
     #[test]
     fn running_threads_have_different_numbers() {

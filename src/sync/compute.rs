@@ -3,7 +3,6 @@
 use super::Cache;
 use super::load::{Shares, Terms, Turn, run, unexpected};
 use crate::engine::{Demand, Published};
-use crate::freshness::Ttl;
 use crate::primitive::epoch::pin;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -83,7 +82,7 @@ where
         let (published, outcome) = match (op, current) {
             (Op::Put(value), current) => {
                 let kept = value.clone();
-                let published = lease.publish(value, Ttl::default(), true, Some(&kept));
+                let published = lease.put(value, &kept);
                 (published, if current.is_some() { Outcome::Replaced(kept) } else { Outcome::Inserted(kept) })
             }
             (Op::Remove, Some(value)) => (lease.remove(), Outcome::Removed(value)),

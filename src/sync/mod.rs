@@ -20,7 +20,7 @@ use crate::error::BuildError;
 use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
 use crate::observe::{InFlight, Stats};
-use crate::primitive::epoch::{flush, pin};
+use crate::primitive::epoch::{flush, pin, pin_numbered};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,8 +42,9 @@ use std::time::Duration;
 /// assert_eq!(cache.get("answer"), Some(42));
 /// ```
 pub struct Cache<K, V, S = DefaultHashBuilder> {
-    core: Arc<Core<K, V, S>>,
+    /// Dropped before `core`, which it needs to end the background work.
     life: Arc<Life<K, V, S>>,
+    core: Arc<Core<K, V, S>>,
 }
 
 /// Shared by the handles alone, so that the last of them ends the background work.
@@ -166,9 +167,9 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.core.hash(key);
-        let guard = pin();
+        let (guard, number) = pin_numbered();
         let hit = self.core.read(key, hash, true, &guard);
-        self.core.count_read(hit.as_ref());
+        self.core.count_read(hit.as_ref(), number);
         hit.map(|hit| read(&hit.cell.value))
     }
 

@@ -8,6 +8,7 @@
 //! | `a_removal_meets_a_load`, `a_clearing_..`, `a_retain_..` | the fence between the claim and the loader is missing, or the remover's |
 //! | `a_failed_load_is_not_shared_with_who_never_gives_up` | a flight that failed settles nothing; the error is shared |
 //! | `a_compute_meets_a_load` | a call that wants to lead takes what it waited for |
+//! | `a_refused_put_is_given_to_nobody` | what a `compute` could not put is shared with those who joined it |
 //! | `an_insert_meets_a_compute` | the outcome of a refused `compute` is told as if it had taken effect |
 
 use super::*;
@@ -212,6 +213,30 @@ fn an_insert_meets_a_compute() {
             Outcome::Superseded => assert_eq!(f.get(), Some(5)),
             _ => panic!("there was a value"),
         }
+        f.end();
+    });
+}
+
+#[test]
+fn a_refused_put_is_given_to_nobody() {
+    both("a refused put is given to nobody", 2, |pins| {
+        pins().adopt();
+        let f = Fixture::new();
+        let computes = spawn(pins, {
+            let f = f.clone();
+            move || match f.cache.compute(&KEY, |_| Op::Put(f.census.value(10))) {
+                Outcome::Inserted(_) | Outcome::Replaced(_) => true,
+                Outcome::Superseded => false,
+                _ => panic!("it puts"),
+            }
+        });
+        let writer = spawn(pins, {
+            let f = f.clone();
+            move || f.cache.insert(KEY, f.census.value(5))
+        });
+        let mine = f.get_with(1);
+        writer.join().unwrap();
+        assert!(computes.join().unwrap() || mine != 10, "a value that never took effect was given out");
         f.end();
     });
 }

@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::hash::DefaultHashBuilder;
-use crate::primitive::epoch::{Guard, pin};
+use crate::primitive::epoch::{Guard, number, pin};
 use crate::primitive::thread::{pinned_begins, pinned_ends};
 use std::borrow::Borrow;
 use std::fmt;
@@ -39,7 +39,7 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hit = self.cache.core.read(key, self.cache.core.hash(key), true, &self.guard);
-        self.cache.core.count_read(hit.as_ref());
+        self.cache.core.count_read(hit.as_ref(), number());
         hit.map(|hit| &hit.cell.value)
     }
 }

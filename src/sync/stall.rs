@@ -88,7 +88,7 @@ stalls! {
     insert_of_a_new_key: at least 3, ABSENT, |c, k| c.insert(k, 1);
     insert_over_a_value: at least 3, PRESENT, |c, k| c.insert(k, 1);
     growth_by_inserts: at least 40, ABSENT, |c, k| (k..k + 30).for_each(|k| c.insert(k, 1));
-    remove: at least 4, PRESENT, |c, k| drop(c.remove(&k));
+    remove: at least 4, PRESENT, |c, k| _ = c.remove(&k);
     invalidate: at least 4, PRESENT, |c, k| c.invalidate(&k);
     invalidate_all: at least 20, PRESENT, |c, _| c.invalidate_all();
     expire: at least 2, PRESENT, |c, k| _ = c.expire(&k);

@@ -178,8 +178,10 @@ impl<'g, T: Linked> Array<'g, T> {
             // SAFETY: published to nobody.
             unsafe { wanted.discard() };
         } else if let Some(list) = seen.as_list() {
+            // SAFETY: INV-table-4: freed once, by the winner of the CAS.
+            let free = move || unsafe { list.free() };
             // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
-            unsafe { retire(guard, move || list.free()) };
+            unsafe { retire(guard, free) };
         }
         won
     }

@@ -196,8 +196,10 @@ impl<T: Linked> Table<T> {
                 step();
                 // Relaxed: an estimate that starts growth; nothing is published by it.
                 self.linked.0.fetch_sub(1, Ordering::Relaxed);
+                // SAFETY: INV-table-4: the link's share, given back once, by the winner of the CAS.
+                let release = move || unsafe { T::release(old) };
                 // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
-                unsafe { retire(guard, move || T::release(old)) };
+                unsafe { retire(guard, release) };
                 self.help(guard);
                 return true;
             }
@@ -235,8 +237,10 @@ impl<T: Linked> Table<T> {
         let (old, new) = (root.as_ptr(), next.as_ptr());
         // Release: all words of `next` are set (INV-table-5); pairs with the Acquire in `root`.
         if self.root.compare_exchange(old, new, Ordering::Release, Ordering::Relaxed).is_ok() {
+            // SAFETY: INV-table-4: freed once, by the winner of the CAS.
+            let free = move || unsafe { Array::<T>::free(old) };
             // SAFETY: INV-table-4: the root has left it, and nothing else leads to it.
-            unsafe { retire(guard, move || Array::<T>::free(old)) };
+            unsafe { retire(guard, free) };
         }
     }
 

@@ -1,0 +1,274 @@
+//! Everything at once, from several threads: what the sanitizers run.
+//!
+//! `cargo test --test concurrent`; under AddressSanitizer and ThreadSanitizer by `.ci/sanitize address` and
+//! `.ci/sanitize thread`. `QUELL_LONG=1` runs a hundred times as long.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a test may use the standard library's own"
+)]
+
+use quell::{Cache, LoadErrorKind, ManualClock, Op};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+const THREADS: u64 = 4;
+
+fn rounds(short: u64) -> u64 {
+    if std::env::var_os("QUELL_LONG").is_some() { short * 100 } else { short }
+}
+
+/// A generator that needs no crate: splitmix64 (Steele, Lea, Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// A value that knows its key and counts the living.
+struct Value {
+    key: u64,
+    text: String,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Value {
+    fn new(key: u64, alive: &Arc<AtomicUsize>) -> Arc<Self> {
+        alive.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { key, text: format!("value of {key}"), alive: alive.clone() })
+    }
+
+    fn check(&self, key: u64) {
+        assert_eq!((self.key, &*self.text), (key, &*format!("value of {key}")));
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn in_threads(body: impl Fn(u64) + Sync) {
+    std::thread::scope(|s| {
+        for t in 0..THREADS {
+            let body = &body;
+            s.spawn(move || body(t));
+        }
+    });
+}
+
+#[test]
+fn every_operation_against_every_other() {
+    for shards in [1, 8] {
+        let alive = Arc::new(AtomicUsize::new(0));
+        let clock = ManualClock::new();
+        let of_loader = alive.clone();
+        let cache: Cache<u64, Arc<Value>> = Cache::builder()
+            .shards(shards)
+            .soft_ttl(Duration::from_millis(5))
+            .time_to_live(Duration::from_millis(20))
+            .stale_if_error(Duration::from_millis(20))
+            .jitter(0.5)
+            .clock(clock.clone())
+            .loader(move |key: &u64| match key % 7 {
+                0 => Err("no such luck"),
+                _ => Ok(Value::new(*key, &of_loader)),
+            })
+            .build();
+        in_threads(|t| {
+            let mut random = Random(t);
+            for _ in 0..rounds(4_000) {
+                let key = random.below(64);
+                match random.below(20) {
+                    0..=3 => drop(cache.get(&key).inspect(|v| v.check(key))),
+                    4 => drop(cache.read(&key, |v| v.check(key))),
+                    5 => drop(cache.pin().get(&key).inspect(|v| v.check(key))),
+                    6 | 7 => cache.get_with(&key, || Value::new(key, &alive)).check(key),
+                    8 | 9 => match cache.get_or_load(&key) {
+                        Ok(value) => value.check(key),
+                        // Its own loader's, or that of a call that it joined.
+                        Err(error) => {
+                            assert!(matches!(error.kind(), LoadErrorKind::Failed | LoadErrorKind::Absent));
+                        }
+                    },
+                    10 => match cache.try_get_with(&key, || Err::<Arc<Value>, _>("never")) {
+                        Ok(value) => value.check(key),
+                        Err(error) => assert_eq!(error.kind(), LoadErrorKind::Failed),
+                    },
+                    11 => drop(cache.optionally_get_with(&key, || None).inspect(|v| v.check(key))),
+                    12 | 13 => cache.insert(key, Value::new(key, &alive)),
+                    14 => drop(cache.remove(&key).inspect(|v| v.check(key))),
+                    15 => cache.invalidate(&key),
+                    16 => drop(cache.compute(&key, |old| match old {
+                        Some(value) => {
+                            value.check(key);
+                            Op::Remove
+                        }
+                        None => Op::Put(Value::new(key, &alive)),
+                    })),
+                    17 => {
+                        cache.expire(&key);
+                        cache.refresh(&key);
+                    }
+                    18 => clock.advance(Duration::from_millis(1)),
+                    _ => match random.below(16) {
+                        0 => cache.invalidate_all(),
+                        1 => cache.retain(|k, v| {
+                            v.check(*k);
+                            k % 2 == 0
+                        }),
+                        2 => cache.run_pending_tasks(),
+                        3 => cache.iter().for_each(|(k, v)| v.check(k)),
+                        _ => {
+                            let key = 1_000 + random.below(10_000);
+                            cache.insert(key, Value::new(key, &alive));
+                        }
+                    },
+                }
+            }
+        });
+        drop(cache);
+        // A refresh may still be running on the keeper, and another test's pin may hold garbage up.
+        let probe = Cache::<u64, u64>::builder().build();
+        for _ in 0..30_000 {
+            if alive.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            probe.run_pending_tasks();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(alive.load(Ordering::Relaxed), 0, "values that were never dropped");
+    }
+}
+
+#[test]
+fn a_key_is_never_loaded_twice_at_a_time() {
+    let cache: Cache<u64, u64> = Cache::builder().build();
+    let running: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
+    let loads = AtomicU64::new(0);
+    in_threads(|t| {
+        let mut random = Random(t);
+        for _ in 0..rounds(10_000) {
+            let key = random.below(8);
+            let value = cache.get_with(&key, || {
+                let before = running[key as usize].fetch_add(1, Ordering::SeqCst);
+                loads.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+                running[key as usize].fetch_sub(1, Ordering::SeqCst);
+                assert_eq!(before, 0, "two loads of one key at a time");
+                key
+            });
+            assert_eq!(value, key);
+            // Expiring does not detach anything here: a stale value is refreshed by one caller.
+            if random.below(4) == 0 && cache.in_flight().is_empty() {
+                cache.expire(&key);
+            }
+        }
+    });
+    assert!(loads.into_inner() >= 8);
+}
+
+#[test]
+fn a_value_from_before_an_invalidate_is_never_served_after_it() {
+    let cache: Cache<u64, u64> = Cache::builder().build();
+    let source: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+    in_threads(|t| {
+        let mut random = Random(t);
+        for _ in 0..rounds(10_000) {
+            let key = random.below(4);
+            let at_least = source[key as usize].load(Ordering::SeqCst);
+            if random.below(3) == 0 {
+                let changed = source[key as usize].fetch_add(1, Ordering::SeqCst) + 1;
+                match random.below(3) {
+                    0 => cache.invalidate(&key),
+                    1 => drop(cache.remove(&key)),
+                    _ => cache.invalidate_all(),
+                }
+                let served = cache.get_with(&key, || source[key as usize].load(Ordering::SeqCst));
+                assert!(served >= changed, "{served} was served after {changed} had been announced");
+            } else {
+                let served = cache.get_with(&key, || source[key as usize].load(Ordering::SeqCst));
+                // Another thread may have changed the source and not yet invalidated: no more than one change each.
+                assert!(served + THREADS >= at_least);
+            }
+        }
+    });
+}
+
+#[test]
+fn leases_change_hands_under_load() {
+    let cache: Cache<u64, u64> = Cache::builder().lease(Duration::from_millis(1)).build();
+    in_threads(|t| {
+        let mut random = Random(t);
+        for i in 0..rounds(300) {
+            let key = random.below(2);
+            let value = cache.get_with(&key, || {
+                if random.below(8) == 0 {
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+                key
+            });
+            assert_eq!(value, key);
+            if i % 3 == 0 {
+                cache.invalidate(&key);
+            }
+        }
+    });
+    assert!(cache.in_flight().is_empty());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_keepers_threads_end_with_the_cache() {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("quell-mortal")).count()
+    };
+    let cache: Cache<u64, u64> =
+        Cache::builder().name("mortal").loader(|k: &u64| Ok::<_, String>(*k)).build();
+    for k in 0..100 {
+        assert!(cache.refresh(&k));
+    }
+    let until = |there: bool| {
+        for _ in 0..30_000 {
+            if (threads() > 0) == there {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("{} threads of the keeper", threads());
+    };
+    // A thread names itself after it has begun.
+    until(true);
+    drop(cache);
+    until(false);
+}
+
+#[test]
+fn threads_come_and_go() {
+    let cache: Cache<u64, String> = Cache::builder().build();
+    for round in 0..rounds(50) {
+        in_threads(|t| {
+            for i in 0..20 {
+                let key = t * 100 + i;
+                cache.insert(key, format!("{round} {t}"));
+                assert!(cache.get(&key).is_some());
+                cache.remove(&(key + 1));
+            }
+        });
+    }
+    assert_eq!(cache.stats().hits, rounds(50) * THREADS * 20);
+}
