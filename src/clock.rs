@@ -44,6 +44,12 @@ impl Moment {
         self.0
     }
 
+    /// Whether `deadline` has not come. `NEVER` does not even come at the clock's end.
+    #[inline]
+    pub(crate) fn is_before(self, deadline: Self) -> bool {
+        self < deadline || deadline == Self::NEVER
+    }
+
     #[inline]
     pub(crate) fn plus(self, length: Duration) -> Self {
         Self(self.0.saturating_add(saturating_nanos(length)))

@@ -45,11 +45,11 @@ impl Times {
     /// The stage at `now`, where a dead value is kept in grace for `grace`.
     #[inline]
     pub(crate) fn stage(&self, now: Moment, grace: Duration) -> Stage {
-        if now < self.soft {
+        if now.is_before(self.soft) {
             Stage::Fresh
-        } else if now < self.hard {
+        } else if now.is_before(self.hard) {
             Stage::Stale
-        } else if now < self.hard.plus(grace) {
+        } else if now.is_before(self.hard.plus(grace)) {
             Stage::Grace
         } else {
             Stage::Dead
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(times(ttl(None, Some(5))), Times { born: at(100), soft: at(105), hard: at(105) });
         assert_eq!(times(ttl(Some(1), Some(50))), Times { born: at(100), soft: at(101), hard: at(150) });
         let forever = Lifetime { ttl: Ttl::default(), jitter: 0.0 }.times(Ttl::default(), at(1), || 0.0);
-        assert!(forever.never_end() && forever.stage(Moment::NEVER, Duration::ZERO) != Stage::Fresh);
+        assert!(forever.never_end() && forever.stage(Moment::NEVER, Duration::ZERO) == Stage::Fresh);
         let soft_only =
             Lifetime { ttl: ttl(Some(10), None), jitter: 0.0 }.times(Ttl::default(), at(0), || 0.0);
         assert_eq!((soft_only.soft, soft_only.hard), (at(10), Moment::NEVER));

@@ -115,7 +115,8 @@
 //! 64 retired objects to itself until it retires more, calls [`run_pending_tasks`](Cache::run_pending_tasks), or ends. A
 //! [`Pinned`] that lives long holds everything up; one that is leaked is sound, and stops reclamation.
 //!
-//! Values that have expired go when they are met, by a sweep of one bucket per write, and by `run_pending_tasks`. Dropping the
+//! Values that have expired go when they are met, by a sweep of eight buckets per write (a whole lap within about half as
+//! many writes as there are entries), and by `run_pending_tasks`. Dropping the
 //! last handle drops all values at once, unless a load is still running: then when it ends. An entry of `u64` to `u64`
 //! takes 64 bytes, and 8 to 16 for its share of the table (24 to 32 while it grows).
 //!
@@ -125,7 +126,7 @@
 //! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
 //! | [`Expiry`], `fallback` | the caller's | nothing | yes | resumes in its caller; abandons the flight |
 //! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
-//! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load | resumes in its caller; nothing has changed |
+//! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
 //! | `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
 //! | `Drop` of keys and values | any | at most an epoch pin | yes, but not load | in reclamation: caught and counted ([`Stats::drop_panics`]) |
 //! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller |

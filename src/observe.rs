@@ -129,7 +129,7 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
-    /// Loads that ended with a panic.
+    /// Loads that ended with a panic of the loader; in the background, of any user code that the load led to.
     pub loader_panics: u64,
     /// Panics of user values' destructors, caught while memory was reclaimed: of all caches of the process.
     pub drop_panics: u64,
@@ -143,7 +143,6 @@ pub struct Stats {
 
 /// A load under way, see [`Cache::in_flight`](crate::Cache::in_flight).
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct InFlight<K> {
     /// What is being loaded.
     pub key: K,

@@ -32,11 +32,11 @@ use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::{self, Ticket};
 use crate::freshness::Times;
-use crate::primitive::Arc;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::primitive::epoch::{Guard, contain, exclusive, retire};
 use crate::primitive::plain::AtomicU64;
 use crate::primitive::step::step;
+use crate::primitive::{Arc, Witness};
 use crate::table::{Linked, Table};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -245,6 +245,7 @@ pub(crate) struct Slot<K, V> {
     first: UnsafeCell<MaybeUninit<Cell<V>>>,
     /// When the value was last used; written at most once per tick, and only where a `time_to_idle` is set.
     used: AtomicU64,
+    witness: Witness,
 }
 
 // SAFETY: `&K` and `&V` are handed to any thread, and dropped on any thread; all else is atomic or INV-slot-4.
@@ -369,7 +370,8 @@ impl<K, V> Drop for Unborn<K, V> {
 pub(crate) fn bury_all<K, V>(table: &mut Table<Slot<K, V>>) {
     table.drain(|link| {
         let slot = SlotRef(link);
-        // SAFETY: `&mut`: nobody else is in the table, and a lease would have kept the cache alive.
+        // SAFETY: `&mut`: nobody else is in the table. A lease would have kept the cache alive, and one in a queue looks at
+        // the slot only after it has made sure of that.
         contain(|| unsafe { slot.bury() });
         contain(|| drop(slot));
     });
@@ -383,11 +385,12 @@ impl<K, V> Linked for Slot<K, V> {
 
     unsafe fn release(this: NonNull<Self>) {
         // SAFETY: the caller owns a share.
-        let shares = &unsafe { this.as_ref() }.shares;
+        let slot = unsafe { this.as_ref() };
         // Release: this share's uses; pairs with the Acquire below.
-        if shares.fetch_sub(1, Ordering::Release) == 1 {
+        if slot.shares.fetch_sub(1, Ordering::Release) == 1 {
             // Acquire: the uses of all other shares come before the free.
-            shares.load(Ordering::Acquire);
+            slot.shares.load(Ordering::Acquire);
+            slot.witness.ended();
             // SAFETY: that was the last share.
             drop(unsafe { Box::from_raw(this.as_ptr()) });
         }
@@ -457,6 +460,7 @@ impl<K, V> Slot<K, V> {
             used: AtomicU64::new(now.nanos()),
             key,
             first: UnsafeCell::new(MaybeUninit::uninit()),
+            witness: Witness::new(),
         });
         SlotRef(NonNull::from(Box::leak(slot)))
     }
@@ -484,6 +488,7 @@ impl<K, V> Slot<K, V> {
     /// Reads the word.
     #[inline]
     pub(crate) fn load<'g>(&'g self, _guard: &'g Guard) -> State<'g, K, V> {
+        self.witness.used();
         // Acquire: the cell, record or flight; pairs with the AcqRel in `swing` and with the table's link.
         let word = self.word.load(Ordering::Acquire);
         match word.addr() & TAGS {
@@ -500,6 +505,7 @@ impl<K, V> Slot<K, V> {
     /// The value, if the slot is `Ready` with one: the common case of `load`.
     #[inline(always)]
     pub(crate) fn ready_cell<'g>(&'g self, _guard: &'g Guard) -> Option<&'g Cell<V>> {
+        self.witness.used();
         // Acquire: as in `load`.
         let word = self.word.load(Ordering::Acquire);
         let room = self.first.get().cast::<Cell<V>>();
@@ -519,6 +525,7 @@ impl<K, V> Slot<K, V> {
 
     /// Moves the word from exactly what was seen, and retires what is not led to any more (INV-slot-1).
     pub(crate) fn swing(&self, from: State<'_, K, V>, to: Next<K, V>, guard: &Guard) -> Swing<K, V> {
+        self.witness.used();
         let held = from.held();
         let to = match to {
             Next::Loading(flight) => (tagged(Arc::into_raw(flight).cast_mut().cast(), FLIGHT), Keep::All),

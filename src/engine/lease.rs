@@ -13,7 +13,7 @@ use crate::primitive::step::step;
 use crate::slot::{Flight, Held, NewCell, Next, Pause, State};
 use crate::table::Linked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// The leader's right to end a flight. Dropped without having ended it, it abandons the flight: the slot goes back to
@@ -27,6 +27,37 @@ pub(crate) struct Lease<K, V, S> {
     superseded: Option<Shared<Flight<K, V>>>,
     /// When the loader was called, exactly.
     begun: Moment,
+}
+
+/// A lease whose load waits on an executor's queue. It does not keep the cache alive: if the cache goes first, the load
+/// need not run, and what it was for has gone with it. Dropped, it abandons the flight.
+pub(crate) struct QueuedLease<K, V, S> {
+    core: Weak<Core<K, V, S>>,
+    flight: Shared<Flight<K, V>>,
+    seat: Option<Seat<Flight<K, V>>>,
+    cause: LoadCause,
+}
+
+impl<K, V, S> QueuedLease<K, V, S> {
+    fn lease(&mut self) -> Option<Lease<K, V, S>> {
+        // The seat is good only while the cache exists.
+        let (core, flight, cause) = (self.core.upgrade()?, self.flight.clone(), self.cause);
+        Some(Lease { core, flight, seat: self.seat.take(), cause, superseded: None, begun: Moment::NEVER })
+    }
+
+    /// Begins the load. `None` if somebody has taken the flight over, or the cache is gone: it must not run.
+    #[must_use]
+    pub(crate) fn begin(mut self) -> Option<Lease<K, V, S>> {
+        let lease = self.lease()?;
+        let end = lease.core.time.now().plus(lease.core.settings.lease);
+        lease.flight.begin(end).then_some(lease)
+    }
+}
+
+impl<K, V, S> Drop for QueuedLease<K, V, S> {
+    fn drop(&mut self) {
+        drop(self.lease());
+    }
 }
 
 /// What became of a result.
@@ -68,10 +99,14 @@ impl<K, V, S> Lease<K, V, S> {
         self.cause
     }
 
-    /// Begins a queued load. `false` if somebody has taken the flight over: the load must not run.
-    #[must_use]
-    pub(crate) fn begin_queued(&self) -> bool {
-        self.flight.begin(self.core.time.now().plus(self.core.settings.lease))
+    /// For an executor's queue, which may keep it for long.
+    pub(crate) fn into_queued(mut self) -> QueuedLease<K, V, S> {
+        QueuedLease {
+            core: Arc::downgrade(&self.core),
+            flight: self.flight.clone(),
+            seat: self.seat.take(),
+            cause: self.cause,
+        }
     }
 
     /// The load begins now. Not under a pin.

@@ -9,7 +9,7 @@ use crate::observe::Count;
 use crate::primitive::Arc as Shared;
 use crate::primitive::epoch::Guard;
 use crate::primitive::step::step;
-use crate::slot::{Cell, Flight, Held, Next, Slot, SlotRef, SlotTicket, State, Unborn, share_of};
+use crate::slot::{Cell, Flight, Held, Next, Pause, Slot, SlotRef, SlotTicket, State, Unborn, share_of};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -53,6 +53,16 @@ pub(crate) struct Demand {
     pub(crate) miss: Start,
     /// How a load begins while a stale value is served.
     pub(crate) stale: Start,
+}
+
+impl Demand {
+    /// A load that somebody waits for is held up for less long than one in the background.
+    fn held_up_until(&self, pause: Pause) -> Moment {
+        match self.miss {
+            Start::Now => pause.load,
+            Start::Queued => pause.refresh,
+        }
+    }
 }
 
 /// What a look-up came to.
@@ -135,9 +145,10 @@ where
                 State::Ready(held) => {
                     if let Some(record) = held.record()
                         && demand.backs_off
-                        && now < record.pause.load
+                        && let until = demand.held_up_until(record.pause)
+                        && now < until
                     {
-                        let left = record.pause.load.since(now);
+                        let left = until.since(now);
                         return Lookup::BackingOff(LoadError::backing_off(&record.error, left));
                     }
                     Move::Claim(held)

@@ -14,7 +14,7 @@ mod write;
 
 pub(crate) use write::source_fence;
 
-pub(crate) use lease::{Lease, Published};
+pub(crate) use lease::{Lease, Published, QueuedLease};
 pub(crate) use lookup::{Accept, Demand, Lookup, Start};
 
 use crate::clock::{Moment, Time};
@@ -25,13 +25,17 @@ use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{hash_of, shard_of};
 use crate::observe::{Count, Counters, InFlight, Stats};
 use crate::primitive::Padded;
-use crate::primitive::epoch::{Guard, drop_panics};
-use crate::primitive::plain::{AtomicU64, AtomicUsize, Ordering};
+use crate::primitive::epoch::{Guard, drop_panics, flush};
+use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
+
+/// How many buckets a write sweeps: one cache line of them. There are two to four buckets to an entry, so a lap is done
+/// within half as many writes as there are entries, and what has expired stays below what is alive.
+const SWEPT: usize = 8;
 
 /// One independent table.
 pub(crate) struct Shard<K, V> {
@@ -52,8 +56,8 @@ pub(crate) struct Core<K, V, S> {
     hasher: S,
     shards: Box<[Shard<K, V>]>,
     flights: Registry<Flight<K, V>>,
-    /// Whether values can end at all, so that a sweep has something to find.
-    mortal: bool,
+    /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
+    mortal: AtomicBool,
 }
 
 /// A key's slot, and its state.
@@ -86,9 +90,7 @@ impl<K, V, S> Core<K, V, S> {
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
             flights: Registry::new(),
-            mortal: settings.lifetime.ttl.hard.is_some()
-                || settings.time_to_idle.is_some()
-                || settings.expiry.is_some(),
+            mortal: AtomicBool::new(settings.time_to_idle.is_some()),
             settings,
         }
     }
@@ -126,7 +128,12 @@ impl<K, V, S> Core<K, V, S> {
 
     /// The times of a value that is stored now.
     pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
-        self.settings.lifetime.times(own, now, rand::random)
+        let times = self.settings.lifetime.times(own, now, rand::random);
+        // Relaxed: whoever misses it sweeps at its next write.
+        if times.hard != Moment::NEVER && !self.mortal.load(Ordering::Relaxed) {
+            self.mortal.store(true, Ordering::Relaxed);
+        }
+        times
     }
 
     /// Values in the cache, whatever their stage.
@@ -181,19 +188,18 @@ impl<K, V, S> Core<K, V, S> {
         !live && held.record().is_none_or(|record| record.pause.refresh <= now)
     }
 
-    /// Sweeps a bucket or so: what every write to a shard does, so that expired values go without anybody reading them.
+    /// Sweeps a few buckets: what every write to a shard does, so that expired values go without anybody reading them.
     fn sweep_a_little(&self, shard: &Shard<K, V>, guard: &Guard) {
-        if self.mortal {
-            // Relaxed: several threads may sweep the same bucket, which does no harm.
-            let at = shard.sweep.load(Ordering::Relaxed);
-            let next = self.sweep_bucket(shard, at, guard).unwrap_or(0);
-            shard.sweep.store(next, Ordering::Relaxed);
+        // Relaxed: see `times`.
+        if !self.mortal.load(Ordering::Relaxed) {
+            return;
         }
-    }
-
-    fn sweep_bucket(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
-        let now = self.time.now();
-        shard.table.visit(at, |slot| self.reap(slot, now, guard), guard)
+        // Relaxed: several threads may sweep the same buckets, which does no harm.
+        let mut at = shard.sweep.load(Ordering::Relaxed);
+        for _ in 0..SWEPT {
+            at = self.sweep(shard, at, guard).unwrap_or(0);
+        }
+        shard.sweep.store(at, Ordering::Relaxed);
     }
 
     /// Calls `step` for each bucket of each shard; `step` pins, handles the bucket at the prefix and returns the next.
@@ -208,7 +214,8 @@ impl<K, V, S> Core<K, V, S> {
 
     /// Kills every spent entry of the bucket.
     pub(crate) fn sweep(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
-        self.sweep_bucket(shard, at, guard)
+        let now = self.time.now();
+        shard.table.visit(at, |slot| self.reap(slot, now, guard), guard)
     }
 
     /// One step of an iteration: the live entries of one bucket of shard `nth`.
@@ -373,5 +380,7 @@ impl<K, V, S> Drop for Core<K, V, S> {
         for shard in &mut self.shards {
             bury_all(&mut shard.table);
         }
+        // What this thread has retired goes with it, unless a pin holds it.
+        flush();
     }
 }

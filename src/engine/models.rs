@@ -10,10 +10,12 @@
 //! | `a_write_detaches_a_load` | `mine` is not asked; a write joins the load instead of replacing it |
 //! | `a_caller_after_an_invalidate_does_not_join` | a kill leaves the flight in the slot |
 //! | `an_abandoned_flight_is_led_by_one_who_waits` | an abandoned flight is not settled, or not rung |
-//! | `a_takeover_meets_a_late_publish` | a takeover does not settle the old flight; the old flight is not rung; `mine` is not asked |
+//! | `a_takeover_meets_a_late_publish` | whoever takes over has the slot's room; `mine` is not asked |
+//! | `a_late_value_is_given_to_nobody` | a takeover does not settle the old flight |
+//! | `a_takeover_wakes_who_waits_for_the_old_flight` | the old flight is not rung |
 //! | `a_stale_value_is_refreshed_by_one` | a refresh is claimed without a CAS |
-//! | `a_hung_refresh_is_taken_over_by_one` | a stale hit never takes over; a takeover ignores the lease |
-//! | `a_takeover_meets_a_starting_job` | a job does not ask whether it may begin |
+//! | `a_hung_refresh_is_taken_over_by_one` | a stale hit never takes over |
+//! | `a_takeover_meets_a_starting_job` | a job does not ask whether it may begin; a takeover does not end the lease |
 //! | `a_failure_is_shared` | a failed flight settles nothing |
 
 use super::*;
@@ -404,10 +406,31 @@ fn a_takeover_meets_a_late_publish() {
     });
 }
 
+#[test]
+fn a_late_value_is_given_to_nobody() {
+    both("a late value is given to nobody", 3, |pins| {
+        pins().adopt();
+        let cache = Fixture::with(|builder| builder.lease(Duration::from_secs(1)));
+        let lease = cache.lead();
+        let ticket = cache.join();
+        cache.hand.pass(1);
+        let late = spawn(pins, {
+            let cache = cache.clone();
+            move || cache.publish(lease, 1)
+        });
+        let mine = cache.get_with(2);
+        let published = late.join().unwrap();
+        assert!(published || cache.wait(&ticket).is_none(), "not even to those who waited for it");
+        assert_eq!((mine, cache.get()), if published { (1, Some(1)) } else { (2, Some(2)) });
+        drop(ticket);
+        cache.end();
+    });
+}
+
 /// Who waits for a flight that is taken over looks again, whether its leader ever comes back or not.
 #[test]
 fn a_takeover_wakes_who_waits_for_the_old_flight() {
-    both("a takeover wakes who waits for the old flight", 3, |pins| {
+    both("a takeover wakes who waits for the old flight", 2, |pins| {
         pins().adopt();
         let cache = Fixture::with(|builder| builder.lease(Duration::from_secs(1)));
         let hung = cache.lead();
@@ -419,6 +442,8 @@ fn a_takeover_wakes_who_waits_for_the_old_flight() {
                 Waited::Ended(Outcome::LookAgain) | Waited::LeaseOver | Waited::TimedOut => cache.get_with(2),
             }
         });
+        // The waiter may park before the time passes.
+        assert_eq!(cache.get(), None);
         cache.hand.pass(1);
         assert_eq!(cache.get_with(3), waiter.join().unwrap());
         assert_eq!(cache.loads(), 1);

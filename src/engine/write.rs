@@ -61,7 +61,8 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
         let visit = |slot: &Slot<K, V>| {
             loop {
                 let state = slot.load(guard);
-                let live = state.held().cell().filter(|cell| self.stage(slot, cell, false) <= Stage::Stale);
+                // A value in grace may be served yet, so it is asked about too.
+                let live = state.held().cell().filter(|cell| self.stage(slot, cell, false) <= Stage::Grace);
                 let stays = live.is_some_and(|cell| keep(slot.key(), &cell.value));
                 let next = match state {
                     State::Dead => return,
@@ -161,9 +162,11 @@ where
             let Some((slot, state)) = self.seek(hash, key, guard) else { return false };
             let now: Moment = self.time.now();
             let live = state.held().cell().filter(|cell| self.stage_at(slot, cell, now) <= Stage::Stale);
-            let next = match live {
-                Some(cell) => Next::Value(NewCell::boxed(cell.times.expired(now), cell.value.clone())),
-                None => Next::Dead,
+            let next = match (live, state) {
+                (Some(cell), _) => Next::Value(NewCell::boxed(cell.times.expired(now), cell.value.clone())),
+                // Past being stale, or nothing at all: only a load is to be detached.
+                (None, State::Loading(_)) => Next::Prev,
+                (None, _) => return false,
             };
             if self.swing(slot, state, next, guard).is_ok() {
                 return live.is_some();

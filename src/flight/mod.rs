@@ -219,23 +219,24 @@ impl<V, T, P> Ticket<V, T, P> {
                 return Waited::Ended(outcome);
             }
             let now = time.now();
+            let lease_end = flight.lease.end();
+            // Where both have passed, the one that came first counts: a wait that has ended must not become a load.
+            if deadline <= now && deadline <= lease_end {
+                return Waited::TimedOut;
+            }
             if flight.lease.is_over(now) {
                 return Waited::LeaseOver;
-            }
-            if deadline <= now {
-                return Waited::TimedOut;
             }
             // Check, listen, check again, wait.
             let Some(ear) = listening.take() else {
                 listening = Some(flight.bell.listen());
                 continue;
             };
-            let lease_end = flight.lease.end();
             match crate::primitive::park::Listening::wait(ear, time.real_time_until(deadline.min(lease_end)))
             {
                 Woken::Rung => {}
                 // A park that ended counts as due: the clock may be coarse, and would make us spin.
-                Woken::TimedOut if deadline < lease_end => return Waited::TimedOut,
+                Woken::TimedOut if deadline <= lease_end => return Waited::TimedOut,
                 Woken::TimedOut => {
                     flight.lease.end_by_park();
                     return Waited::LeaseOver;

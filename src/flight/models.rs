@@ -1,16 +1,35 @@
 //! Loom models of a flight's words: nobody sleeps for ever, one outcome, one owner, no cycle unseen.
 //!
-//! How to run them and how to go deeper: [`crate::primitive::model`]. Waits have no limit here, so that a lost wake-up is
-//! a deadlock, which ends the process.
+//! How to run them and how to go deeper: [`crate::primitive::model`]. Waits have no limit here, so that a lost wake-up
+//! is a deadlock, which ends the process.
+//!
+//! What turns each model red; `.ci/mutants` applies it:
+//!
+//! | model | mutation |
+//! |---|---|
+//! | `outcome_join` | no second look after listening; the outcome is published Relaxed or read Relaxed |
+//! | `outcome_two_join` | the bell is not rung |
+//! | `outcome_without_bell` | whoever sees the outcome does not wake the rest |
+//! | `abandon_two_wait` | no second look after listening |
+//! | `settle_settle` | an outcome is set twice |
+//! | `last_interest_newcomer` | the last leaves the word open; one joins a closed word; a store in place of the CAS of `leave` |
+//! | `close_join` | one joins a closed word; a store in place of the CAS of `join` or the read-modify-write of `close` |
+//! | `begin_supersede` | a store in place of either CAS |
+//! | `registry_each` | items or chunks are published or read Relaxed; a seat is taken without a CAS; who leaves is freed at once |
+//! | `registry_chunk` | a chunk that another has made is read Relaxed on entering |
+//! | `registry_shares` | who leaves is freed at once |
+//! | `cycle_of_two` | no fence between the edge and the walk; the walk is before the edge |
+//! | `cycle_of_three` | the walk is before the edge |
+//! | `cycle_by_nested_load` | a nested load has no edge |
+//! | `no_cycle_of_edges_that_never_met` | one walk is believed |
+
 use super::cycle::{Graph, Loading};
 use super::*;
 use crate::clock::Clock;
-use crate::primitive::UnsafeCell;
 use crate::primitive::atomic::AtomicUsize;
-use crate::primitive::epoch::{Participant, pin};
+use crate::primitive::epoch::{Participant, pin, set_number};
 use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
 use crate::primitive::plain;
-use crate::primitive::thread::set_number;
 use std::sync::Arc as Plain;
 use std::time::Duration;
 
@@ -298,6 +317,33 @@ fn registry_each() {
     both("registry_each", 2, registry_of);
 }
 
+/// Two need the same new chunk, while main looks.
+fn registry_chunk_of(pins: Pins) {
+    let (registry, census) = (Plain::new(Registry::new()), Census::default());
+    let stay = [1, 2].map(|number| registry.enter(Arc::new(census.value(number))));
+    let spawned: Vec<_> = [3, 4]
+        .into_iter()
+        .map(|number| {
+            let (registry, census) = (registry.clone(), census.clone());
+            spawn(pins, move || registry.enter(Arc::new(census.value(number))))
+        })
+        .collect();
+    pins().adopt();
+    let mut met = Vec::new();
+    registry.each(&pin(), |value: &Value| met.push(value.number()));
+    assert_eq!(met[..2], [1, 2]);
+    let seats: Vec<_> = spawned.into_iter().map(|t| t.join().unwrap()).collect();
+    seats.into_iter().chain(stay).for_each(|seat| registry.leave(seat, &pin()));
+    registry.each(&pin(), |_: &Value| panic!("all have left"));
+    drop(Plain::into_inner(registry).expect("all threads have ended"));
+    assert_eq!(census.count(), 0);
+}
+
+#[test]
+fn registry_chunk() {
+    both("registry_chunk", 2, registry_chunk_of);
+}
+
 /// One takes shares of all who are there, while another leaves: a share outlives the pin under which it was taken.
 fn registry_shares_of(pins: Pins) {
     let (registry, census) = (Plain::new(Registry::new()), Census::default());
@@ -401,19 +447,20 @@ fn no_cycle_of_edges_that_never_met() {
         let mover = {
             let (graph, name) = (graph.clone(), name.clone());
             spawn(pins, move || {
-                set_number(0);
-                let two = Loading::enter(&graph, id(2), &name);
-                drop(graph.wait_for(id(3), &name).expect("nobody waits for 2 and leads to it"));
-                drop(two);
                 set_number(1);
+                let two = Loading::enter(&graph, id(2), &name);
+                drop(graph.wait_for(id(3), &name).expect("3 leads nowhere"));
+                drop(two);
+                // The edge of the nested load takes the seat that has become free, so that the next one has a later seat.
+                let _nine = Loading::enter(&graph, id(9), &name);
                 let _three = Loading::enter(&graph, id(3), &name);
-                drop(graph.wait_for(id(1), &name).expect("nobody waits for 3 any more"));
+                drop(graph.wait_for(id(1), &name).expect("2 leads nowhere any more"));
             })
         };
         let walker = {
             let (graph, name) = (graph.clone(), name.clone());
             spawn(pins, move || {
-                set_number(1);
+                set_number(0);
                 let _one = Loading::enter(&graph, id(1), &name);
                 drop(graph.wait_for(id(2), &name).expect("2 never leads to 1"));
             })

@@ -101,8 +101,9 @@ mod imp {
 #[cfg(loom)]
 mod imp {
     use crate::primitive::atomic::{AtomicUsize, Ordering};
+    use crate::primitive::thread::SHARED;
     use crossbeam_epoch::{Collector, LocalHandle};
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::mem::take;
 
     type Reclaim = Box<dyn FnOnce()>;
@@ -122,6 +123,7 @@ mod imp {
 
     loom::thread_local! {
         static PARTICIPANT: RefCell<Option<Kind>> = RefCell::new(None);
+        static NUMBER: Cell<usize> = Cell::new(SHARED);
     }
 
     enum Kind {
@@ -297,9 +299,13 @@ mod imp {
         (pin(), number())
     }
 
-    /// All threads of a model are one thread of the system, and share the counters that no model looks at.
+    /// All threads of a model are one thread of the system: they share a number, unless the model gives them others.
     pub(crate) fn number() -> usize {
-        crate::primitive::thread::SHARED
+        NUMBER.with(Cell::get)
+    }
+
+    pub(crate) fn set_number(number: usize) {
+        NUMBER.with(|n| n.set(number));
     }
 
     pub(crate) fn pin() -> Guard {

@@ -62,7 +62,14 @@ mod imp {
     }
     pub(crate) use loom::cell::UnsafeCell;
     pub(crate) use loom::sync::Arc;
-    pub(crate) use loom::thread_local;
+
+    /// Loom's form knows no `const`.
+    macro_rules! local {
+        ($(#[$doc:meta])* static $name:ident: $type:ty = const $init:block;) => {
+            loom::thread_local! { $(#[$doc])* static $name: $type = $init; }
+        };
+    }
+    pub(crate) use local as thread_local;
 
     /// A value made at its first use that lives as long as one run of a model.
     macro_rules! global {

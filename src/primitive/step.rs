@@ -5,12 +5,61 @@
 //! thread to go on.
 
 /// Marks a place between two steps.
-#[cfg(not(all(test, not(loom))))]
+#[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn step() {}
 
 #[cfg(all(test, not(loom)))]
 pub(crate) use armed::step;
+#[cfg(all(test, loom))]
+pub(crate) use told::step;
+
+/// In a model, a thread that tells its steps can be looked at between any two of them.
+///
+/// Loom keeps only the last access to an atomic, so a thread's own load hides another's earlier one from its CAS,
+/// and the order of the two is never turned round. A step that is told, and a look by the other thread, are accesses
+/// of an atomic that hides nothing, and that orders nothing.
+#[cfg(all(test, loom))]
+pub(crate) mod told {
+    use crate::primitive::atomic::{AtomicUsize, Ordering};
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    loom::thread_local! {
+        static STEPS: RefCell<Option<Steps>> = RefCell::new(None);
+    }
+
+    /// The steps of one thread.
+    #[derive(Clone)]
+    pub(crate) struct Steps(Arc<AtomicUsize>);
+
+    impl Steps {
+        pub(crate) fn new() -> Self {
+            Self(Arc::new(AtomicUsize::new(0)))
+        }
+
+        /// From now on the calling thread tells its steps here.
+        pub(crate) fn tell(self) {
+            STEPS.with(|steps| *steps.borrow_mut() = Some(self));
+        }
+
+        /// Lets what follows happen between any two of the steps.
+        pub(crate) fn look(&self) {
+            // Relaxed: orders nothing, as it must.
+            self.0.fetch_add(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Marks a place between two steps.
+    pub(crate) fn step() {
+        STEPS.with(|steps| {
+            if let Some(steps) = &*steps.borrow() {
+                // Relaxed: orders nothing, as it must.
+                steps.0.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+}
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod armed {

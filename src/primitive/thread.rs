@@ -12,8 +12,8 @@ const WORDS: usize = NUMBERED / 64;
 
 static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
-#[cfg_attr(loom, allow(dead_code))]
 /// A number that is taken until it is dropped.
+#[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
 pub(crate) struct Number(usize);
 
 impl Number {
@@ -50,7 +50,6 @@ impl Drop for Number {
     }
 }
 
-#[cfg(not(loom))]
 thread_local! {
     static PINNED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 /// A value, and where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Answer<V> {
     /// The value.
     pub value: V,
@@ -24,7 +23,6 @@ pub struct Answer<V> {
 
 /// Where a value came from. Ages count from the moment at which the value was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Provenance {
     /// From the cache, before its soft deadline.
     Fresh {

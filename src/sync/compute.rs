@@ -20,7 +20,6 @@ pub enum Op<V> {
 
 /// What [`Cache::compute`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Outcome<V> {
     /// This value was put where none was.
     Inserted(V),

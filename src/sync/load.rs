@@ -2,13 +2,13 @@
 
 use super::Cache;
 use crate::clock::Moment;
-use crate::engine::{Accept, Demand, Lease, Lookup, Start, source_fence};
+use crate::engine::{Accept, Demand, Lease, Lookup, QueuedLease, Start, source_fence};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::executor::Job;
 use crate::flight::cycle::{self, Cycle, graph};
 use crate::flight::{Outcome, Waited};
 use crate::freshness::{Stage, Ttl};
-use crate::loader::{Found, LoadContext, Loaded, Loader, SharedLoader};
+use crate::loader::{Found, LoadContext, Loaded, Loader};
 use crate::observe::{Count, Counters};
 use crate::primitive::epoch::pin;
 use crate::primitive::thread::is_pinned_by_user;
@@ -202,19 +202,24 @@ fn fail<K: 'static, V: Clone + 'static, S>(lease: Lease<K, V, S>, error: BoxErro
 }
 
 /// The background job of a queued lease. Dropped unrun, it abandons the flight.
-fn refresh_job<K, V, S>(mut lease: Lease<K, V, S>, loader: SharedLoader<K, V>) -> Job
+fn refresh_job<K, V, S>(queued: QueuedLease<K, V, S>) -> Job
 where
     K: Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
     S: Send + Sync + 'static,
 {
     Job::new(move || {
-        if !lease.begin_queued() {
-            return;
-        }
+        let Some(mut lease) = queued.begin() else { return };
+        let Some(loader) = lease.core().settings.loader.clone() else { return };
         match catch_unwind(AssertUnwindSafe(|| call_attached(&mut lease, &*loader))) {
             // What panics here is a value's `Clone` or the cache's `Expiry`; the lease abandons the flight.
-            Ok(said) => drop(catch_unwind(AssertUnwindSafe(|| conclude(lease, said, Ttl::default())))),
+            Ok(said) => {
+                let core = lease.core().clone();
+                if catch_unwind(AssertUnwindSafe(|| conclude(lease, said, Ttl::default()))).is_err() {
+                    core.counters.add(Count::LoadFailures);
+                    core.counters.add(Count::LoaderPanics);
+                }
+            }
             // Nobody's own call: remembered as a failure, so that a hot key does not panic on each read.
             Err(_) => {
                 let _ = lease.fail_alone(LoadError::panicked());
@@ -251,6 +256,9 @@ where
                         let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
                         if waiting.is_none() {
                             core.count_hit(hit.stage);
+                        }
+                        if lease.is_some() && terms.demand.stale == Start::Now {
+                            refuse_under_pin();
                         }
                         return Ok(Turn::Served(hit.cell.value.clone(), how, lease));
                     }
@@ -330,7 +338,12 @@ where
                 return Ok(Turn::Served(hit.cell.value.clone(), how, None));
             }
         }
-        match self.core.settings.fallback.as_ref().and_then(|fallback| fallback(&key.to_owned())) {
+        let Some(fallback) = &self.core.settings.fallback else { return Err(error) };
+        // Dropped before the value is on its way: its destructor is user code.
+        let owned = key.to_owned();
+        let value = fallback(&owned);
+        drop(owned);
+        match value {
             Some(value) => {
                 self.core.counters.add(Count::Fallbacks);
                 Ok(Turn::Served(value, How::Fallback, None))
@@ -383,9 +396,9 @@ where
         terms.demand.stale = Start::Queued;
         terms.demand.may_lead &= loader.is_some();
         match (self.obtain(key, &terms), loader) {
-            (Ok(Turn::Served(value, how, lease)), loader) => {
-                if let (Some(lease), Some(loader)) = (lease, loader) {
-                    let _ = self.core.offer(refresh_job(lease, loader.clone()));
+            (Ok(Turn::Served(value, how, lease)), _) => {
+                if let Some(lease) = lease {
+                    let _ = self.core.offer(refresh_job(lease.into_queued()));
                 }
                 Ok((value, how))
             }
@@ -529,7 +542,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let Some(loader) = &self.core.settings.loader else { return false };
+        if self.core.settings.loader.is_none() {
+            return false;
+        }
         let terms = self.patient(Shares::All);
         let demand = Demand { accept: None, miss: Start::Queued, ..terms.demand };
         let guard = pin();
@@ -539,7 +554,7 @@ where
             Lookup::Hit { .. } | Lookup::BackingOff(_) | Lookup::NotCached => return false,
         };
         drop(guard);
-        self.core.offer(refresh_job(lease, loader.clone()))
+        self.core.offer(refresh_job(lease.into_queued()))
     }
 }
 

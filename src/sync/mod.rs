@@ -25,6 +25,7 @@ use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -57,6 +58,10 @@ impl<K, V, S> Drop for Life<K, V, S> {
         }
     }
 }
+
+/// A panic in user code leaves a cache whole, see the table in the crate's documentation.
+impl<K, V, S> UnwindSafe for Cache<K, V, S> {}
+impl<K, V, S> RefUnwindSafe for Cache<K, V, S> {}
 
 impl<K, V, S> Clone for Cache<K, V, S> {
     fn clone(&self) -> Self {
@@ -119,13 +124,16 @@ where
     /// A [`BuildError`] that names the setting, its value, and the rule that it breaks.
     pub fn try_build(self) -> Result<Cache<K, V, S>, BuildError> {
         let (settings, Parts { hasher, clock, executor }) = self.check()?;
+        let mut life = None;
         let core = Arc::new_cyclic(|core: &Weak<Core<K, V, S>>| {
+            let life = life.insert(Arc::new(Life(core.clone())));
             let time = match clock {
                 None => Time::Coarse,
                 Some(clock) => {
-                    let core = core.clone();
+                    // A clock may outlive many caches: what stays with it is small.
+                    let life = Arc::downgrade(life);
                     let wake: Wake = Box::new(move || {
-                        if let Some(core) = core.upgrade() {
+                        if let Some(core) = life.upgrade().and_then(|life| life.0.upgrade()) {
                             core.wake_waiters(pin());
                         }
                     });
@@ -135,8 +143,8 @@ where
             };
             Core::new(settings, time, hasher, executor)
         });
-        let life = Arc::new(Life(Arc::downgrade(&core)));
-        Ok(Cache { core, life })
+        let life = life.expect("made together with the core");
+        Ok(Cache { life, core })
     }
 }
 
@@ -261,7 +269,7 @@ where
         self.core.each_bucket(|shard, at| self.core.clear_bucket(shard, at, &pin()));
     }
 
-    /// Removes every entry for which `keep` is false. Loads under way are detached: they store nothing, since nobody can
+    /// Removes every entry for which `keep` is false, values in grace included. Loads under way are detached: they store nothing, since nobody can
     /// say what they will bring. `keep` runs under an epoch pin, and may be asked twice about an entry that changes
     /// meanwhile.
     pub fn retain(&self, mut keep: impl FnMut(&K, &V) -> bool) {
@@ -270,7 +278,7 @@ where
     }
 
     /// Makes the value of `key` stale now, so that the next load refreshes it; it is still served until its hard
-    /// deadline. A load that is under way stores nothing. Returns whether there was a value.
+    /// deadline. A load that is under way stores nothing. Returns whether there was a value to be served.
     pub fn expire<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,

@@ -5,6 +5,7 @@
 //! | model | red when |
 //! |---|---|
 //! | `two_calls_are_one_load`, `three_calls_are_one_load` | a joined value is not used; the loser of a claim loads too |
+//! | `a_read_meets_a_load_and_an_insert` | a read does not acquire |
 //! | `a_removal_meets_a_load`, `a_clearing_..`, `a_retain_..` | the fence between the claim and the loader is missing, or the remover's |
 //! | `a_failed_load_is_not_shared_with_who_never_gives_up` | a flight that failed settles nothing; the error is shared |
 //! | `a_compute_meets_a_load` | a call that wants to lead takes what it waited for |
@@ -90,7 +91,29 @@ fn two_calls_are_one_load() {
 }
 
 #[test]
+fn a_read_meets_a_load_and_an_insert() {
+    both("a read meets a load and an insert", 2, |pins| {
+        pins().adopt();
+        let f = Fixture::new();
+        let loader = spawn(pins, {
+            let f = f.clone();
+            move || f.get_with(1)
+        });
+        let writer = spawn(pins, {
+            let f = f.clone();
+            move || f.cache.insert(KEY, f.census.value(2))
+        });
+        assert!(matches!(f.get(), None | Some(1 | 2)));
+        assert!(matches!(loader.join().unwrap(), 1 | 2));
+        writer.join().unwrap();
+        assert_eq!(f.get(), Some(2), "the insert stays");
+        f.end();
+    });
+}
+
+#[test]
 fn three_calls_are_one_load() {
+    // Three that may park are dear; that no wake-up is lost is for the models of two.
     check("three calls are one load", 1, FEW, || {
         let pins = Participant::lasting;
         pins().adopt();

@@ -5,17 +5,34 @@
 //! left) for the reclamation, and two under a real epoch. An element is read at each use of its hash, and overwritten
 //! when it is freed, so that loom sees every read that is not ordered after its making or not before its end.
 //!
-//! What each model is red without; `.ci/mutants` applies it:
+//! What turns each model red; `.ci/mutants` applies it:
 //!
 //! | model | mutation |
 //! |---|---|
-//! | `insert_insert` | the look before the CAS; Release in `replace`; Acquire in `load` |
+//! | `insert_insert` | no look before the CAS; Relaxed in `replace` or `load` |
+//! | `insert_remove` | a store in place of the CAS of the word |
+//! | `insert_remove_strict` | the replaced list is freed at once |
+//! | `remove_remove`, `remove_epoch` | the element is freed at once; the loser of an unlink wins too |
+//! | `growth_insert` | the new array is published Relaxed; a dropped table does not complete its growth |
+//! | `growth_insert_insert` | a frozen word is taken for a live one |
+//! | `growth_remove`, with `_strict`, `_epoch` | a frozen word is used without a look at the child |
+//! | `slow_mover` | a store in place of the CAS in `thaw` |
+//! | `begin_begin` | a store in place of the CAS of `next`; `next` is read Relaxed |
+//! | `two_growths` | a frozen word is used without a look at the child, two arrays below |
+//! | `completion` | the root swings too early, is swung Relaxed, is read Relaxed; `moved` is swung Relaxed |
+//! | `completion_overtaken` | `moved` is read Relaxed |
+//! | `completion_strict` | the old array is freed at once |
+//! | `walk_growth` | the second half of a frozen word is passed over; the high child gets nothing |
+//! | `walk_remove_strict` | a frozen word is used without a look at the child |
+//!
+//! The models with `_list` or `_strict` that are not named run another's body over lists or under strict pins.
 
 use super::*;
-use crate::primitive::UnsafeCell;
+use crate::primitive::Witness;
 use crate::primitive::epoch::{self, Participant, register};
 use crate::primitive::model::{FEW, check};
 use crate::primitive::plain;
+use crate::primitive::step::told::Steps;
 use crossbeam_epoch::Collector;
 use loom::thread::{self, JoinHandle};
 use std::sync::Arc;
@@ -24,17 +41,13 @@ use std::sync::Arc;
 struct Item {
     hash: u64,
     key: u64,
-    body: UnsafeCell<u64>,
+    witness: Witness,
     alive: Arc<plain::AtomicUsize>,
 }
 
-/// What a freed element holds.
-const GONE: u64 = u64::MAX;
-
 impl Item {
     fn read(&self) -> u64 {
-        // SAFETY: loom reports a concurrent writer before this reads.
-        self.body.with(|body| assert_eq!(unsafe { *body }, self.key, "read after its end"));
+        self.witness.used();
         self.key
     }
 }
@@ -48,12 +61,10 @@ impl Linked for Item {
     unsafe fn release(this: NonNull<Self>) {
         // SAFETY: the memory is given back at the end of the run only.
         let item = unsafe { this.as_ref() };
-        item.read();
-        // SAFETY: loom reports a concurrent user before this writes.
-        item.body.with_mut(|body| unsafe { *body = GONE });
+        item.witness.ended();
         // Relaxed: a figure.
         item.alive.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: made by `Fixture::item`; the first release has marked it, so there is no second.
+        // SAFETY: made by `Fixture::item`; the witness allows one release only.
         epoch::give_back_last(move || drop(unsafe { Box::from_raw(this.as_ptr()) }));
     }
 }
@@ -84,7 +95,7 @@ impl Fixture {
     fn item(&self, key: u64, hash: u64) -> NonNull<Item> {
         // Relaxed: a figure.
         self.alive.fetch_add(1, Ordering::Relaxed);
-        let item = Item { hash, key, body: UnsafeCell::new(key), alive: self.alive.clone() };
+        let item = Item { hash, key, witness: Witness::new(), alive: self.alive.clone() };
         NonNull::from(Box::leak(Box::new(item)))
     }
 
@@ -122,9 +133,10 @@ impl Fixture {
     }
 
     /// The keys that a walk meets, each step under a pin of its own.
-    fn keys(&self, pins: &Participant) -> Vec<u64> {
+    fn keys(&self, pins: &Participant, look: impl Fn()) -> Vec<u64> {
         let (mut keys, mut next) = (Vec::new(), Some(0));
         while let Some(prefix) = next {
+            look();
             next = self.table.visit(prefix, |i| keys.push(i.read()), &pins.pin());
         }
         keys.sort_unstable();
@@ -138,6 +150,7 @@ struct Run {
     pins: Pins,
     fixture: Arc<Fixture>,
     spawned: Vec<JoinHandle<Participant>>,
+    steps: Vec<Steps>,
     main: Participant,
 }
 
@@ -152,23 +165,32 @@ impl Run {
     fn new(pins: Pins, keys: &[(u64, u64)]) -> Self {
         let collector = matches!(pins, Pins::Epoch).then(Collector::new);
         let main = participant(pins, collector.as_ref());
-        Self { collector, pins, fixture: Fixture::new(keys), spawned: Vec::new(), main }
+        Self { collector, pins, fixture: Fixture::new(keys), spawned: Vec::new(), steps: Vec::new(), main }
     }
 
     fn spawn(&mut self, body: impl FnOnce(&Fixture, &Participant) + 'static) {
         let own = participant(self.pins, self.collector.as_ref());
         let fixture = self.fixture.clone();
+        let steps = Steps::new();
+        self.steps.push(steps.clone());
         self.spawned.push(thread::spawn(move || {
+            steps.tell();
             body(&fixture, &own);
+            step();
             drop(fixture);
             own
         }));
     }
 
+    /// Lets what main does next happen between any two steps of the others.
+    fn look(&self) {
+        self.steps.iter().for_each(Steps::look);
+    }
+
     /// Joins all, requires that exactly `keys` are linked, and that nothing is left when the table is dropped.
     fn finish(self, keys: &[u64]) {
         let own: Vec<_> = self.spawned.into_iter().map(|t| t.join().unwrap()).collect();
-        assert_eq!(self.fixture.keys(&self.main), keys);
+        assert_eq!(self.fixture.keys(&self.main, || {}), keys);
         let fixture = Arc::into_inner(self.fixture).expect("all threads have ended");
         drop(fixture.table);
         drop((own, self.main, self.collector));
@@ -240,6 +262,7 @@ fn insert_remove_of(pins: Pins) {
         assert!(f.remove(1, at(0), &own.pin()));
         assert!(!f.contains(1, at(0), &own.pin()), "a removed element is there");
     });
+    run.look();
     assert!(run.fixture.contains(2, at(0), &run.main.pin()), "an element is lost");
     run.finish(&[2, 3]);
 }
@@ -266,6 +289,7 @@ fn remove_remove_of(pins: Pins) {
         });
     }
     let guard = run.main.pin();
+    run.look();
     if let Some(item) = run.fixture.table.find(at(0), |i| i.key == 1, &guard) {
         item.read();
     }
@@ -291,7 +315,10 @@ fn remove_epoch() {
             }
         });
         run.spawn(|f, own| assert!(f.contains(2, at(0), &own.pin()), "an element is lost"));
-        run.fixture.contains(1, at(0), &run.main.pin());
+        let guard = run.main.pin();
+        run.look();
+        run.fixture.contains(1, at(0), &guard);
+        drop(guard);
         run.finish(&[2]);
     });
 }
@@ -309,6 +336,7 @@ fn growth_insert_of(pins: Pins, there: &[(u64, u64)], bits: u64) {
         assert!(f.contains(9, at(bits), &own.pin()), "an element is lost");
     });
     for (key, hash) in there {
+        run.look();
         assert!(run.fixture.contains(*key, *hash, &run.main.pin()), "an element is lost");
     }
     let keys: Vec<u64> = there.iter().map(|(key, _)| *key).chain([9]).collect();
@@ -338,12 +366,8 @@ fn growth_remove_of(pins: Pins) {
     run.spawn(move |f, own| {
         assert!(f.remove(1, at(0b010), &own.pin()));
         set.set();
-        if matches!(pins, Pins::Epoch) {
-            for _ in 0..3 {
-                own.flush();
-            }
-        }
     });
+    run.look();
     let away = removed.is_set();
     let guard = run.main.pin();
     let found = run.fixture.contains(1, at(0b010), &guard);
@@ -363,9 +387,24 @@ fn growth_remove_strict() {
     check("growth_remove_strict", 2, FEW, || growth_remove_of(Pins::Strict));
 }
 
+/// Under a real epoch: one moves a bucket, removes from it and collects, while two read.
 #[test]
 fn growth_remove_epoch() {
-    check("growth_remove_epoch", 1, FEW, || growth_remove_of(Pins::Epoch));
+    check("growth_remove_epoch", 1, FEW, || {
+        let mut run = Run::new(Pins::Epoch, &[(1, at(0)), (2, at(0b010))]);
+        run.fixture.begin_growth(&epoch::lasting());
+        run.spawn(|f, own| {
+            f.move_down(0, &own.pin());
+            assert!(f.remove(1, at(0), &own.pin()));
+            for _ in 0..3 {
+                own.flush();
+            }
+        });
+        run.spawn(|f, own| assert!(f.contains(2, at(0b010), &own.pin()), "an element is lost"));
+        run.look();
+        run.fixture.contains(1, at(0), &run.main.pin());
+        run.finish(&[2]);
+    });
 }
 
 /// A mover is slow, while another thread moves the same bucket, removes what was in it and inserts a new element of
@@ -417,19 +456,20 @@ fn growth_insert_insert() {
     check("growth_insert_insert", 2, FEW, || growth_insert_insert_of(Pins::Lasting));
 }
 
-/// Two begin a growth at once, and both move: it begins once.
+/// Two begin a growth at once, move and insert: it begins once, so that both insert into the same array.
 #[test]
 fn begin_begin() {
-    check("begin_begin", 3, FEW, || {
+    check("begin_begin", 2, FEW, || {
         let mut run = Run::new(Pins::Lasting, &[(1, at(0)), (2, at(0b010))]);
-        for _ in 0..2 {
-            run.spawn(|f, own| {
+        for key in [3, 4] {
+            run.spawn(move |f, own| {
                 f.begin_growth(&own.pin());
                 f.table.help(&own.pin());
+                assert!(f.insert(key, at(0), &own.pin()));
                 assert!(f.contains(1, at(0), &own.pin()), "an element is lost");
             });
         }
-        run.finish(&[1, 2]);
+        run.finish(&[1, 2, 3, 4]);
     });
 }
 
@@ -452,6 +492,7 @@ fn two_growths_of(pins: Pins) {
         assert!(f.remove(1, at(0b001), &own.pin()));
         set.set();
     });
+    run.steps[0].look();
     let away = removed.is_set();
     let guard = run.main.pin();
     let found = run.fixture.contains(1, at(0b001), &guard);
@@ -471,20 +512,19 @@ fn two_growths_strict() {
     check("two_growths_strict", 2, FEW, || two_growths_of(Pins::Strict));
 }
 
-/// Two complete a growth, and main reads: the root swings when all has moved, and the old array is freed after its
-/// readers.
+/// The claimers are suspended. Two others see that each bucket moves, and main reads: the root swings when all has moved,
+/// for everybody who sees it swung, and the old array is freed after its readers.
 fn completion_of(pins: Pins) {
     let mut run = Run::new(pins, &[(1, at(0)), (2, at(0b100))]);
     run.fixture.begin_growth(&epoch::lasting());
+    run.fixture.table.root(&epoch::lasting()).claim(2).expect("nobody has claimed yet");
     for _ in 0..2 {
-        run.spawn(|f, own| {
-            for _ in 0..3 {
-                f.table.help(&own.pin());
-            }
-        });
+        run.spawn(|f, own| f.table.help(&own.pin()));
     }
     for (key, hash) in [(1, at(0)), (2, at(0b100))] {
-        assert!(run.fixture.contains(key, hash, &run.main.pin()), "an element is lost");
+        let guard = run.main.pin();
+        run.look();
+        assert!(run.fixture.contains(key, hash, &guard), "an element is lost");
     }
     run.finish(&[1, 2]);
 }
@@ -499,17 +539,42 @@ fn completion_strict() {
     check("completion_strict", 2, FEW, || completion_of(Pins::Strict));
 }
 
-/// One walks, one completes a growth, one inserts: the walk meets each element that was there throughout once.
+/// As before, with three who look: whoever is overtaken while he looks swings the root all the same.
+#[test]
+fn completion_overtaken() {
+    check("completion_overtaken", 2, FEW, || {
+        let mut run = Run::new(Pins::Lasting, &[(1, at(0)), (2, at(0b100))]);
+        run.fixture.begin_growth(&epoch::lasting());
+        run.fixture.table.root(&epoch::lasting()).claim(2).expect("nobody has claimed yet");
+        for _ in 0..2 {
+            // Suspended for ever before it could swing the root.
+            run.spawn(|f, own| {
+                let guard = own.pin();
+                let root = f.table.root(&guard);
+                if let Some(next) = root.try_next(&guard) {
+                    root.see_moved(1, next, &guard);
+                }
+            });
+        }
+        run.spawn(|f, own| f.table.help(&own.pin()));
+        run.steps[2].look();
+        assert!(run.fixture.contains(1, at(0), &run.main.pin()), "an element is lost");
+        run.finish(&[1, 2]);
+    });
+}
+
+/// One walks, one moves all and swings the root, one inserts: the walk meets each element that was there throughout once.
 fn walk_growth_of(pins: Pins) {
     let mut run = Run::new(pins, &[(1, at(0)), (2, at(0b010)), (3, at(0b100))]);
     run.fixture.begin_growth(&epoch::lasting());
+    run.fixture.table.root(&epoch::lasting()).claim(2).expect("nobody has claimed yet");
     run.spawn(|f, own| {
-        for _ in 0..5 {
+        for _ in 0..2 {
             f.table.help(&own.pin());
         }
     });
     run.spawn(|f, own| assert!(f.insert(4, at(0b010), &own.pin())));
-    let mut keys = run.fixture.keys(&run.main);
+    let mut keys = run.fixture.keys(&run.main, || run.steps[0].look());
     keys.retain(|key| *key != 4);
     assert_eq!(keys, [1, 2, 3], "a walk missed an element, or met one twice");
     run.finish(&[1, 2, 3, 4]);
@@ -526,7 +591,7 @@ fn walk_remove_of(pins: Pins) {
     run.fixture.begin_growth(&epoch::lasting());
     run.spawn(|f, own| f.move_down(0, &own.pin()));
     run.spawn(|f, own| assert!(f.remove(1, at(0), &own.pin())));
-    let keys = run.fixture.keys(&run.main);
+    let keys = run.fixture.keys(&run.main, || run.look());
     assert_eq!(keys.iter().filter(|key| **key == 2).count(), 1, "a walk missed an element, or met one twice");
     run.finish(&[2]);
 }

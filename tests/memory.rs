@@ -1,0 +1,179 @@
+//! How much is allocated, now and after much has come and gone: `cargo test --test memory` (`QUELL_LONG=1` for a million).
+//!
+//! In a process of its own, one test after the other: the allocator counts the bytes that live.
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "the count is a plain one, and tests take turns"
+)]
+
+use quell::{Cache, CacheBuilder, ManualClock, Op};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator, with counts beside it that allocate nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Relaxed);
+        LARGEST.fetch_max(layout.size(), Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn many() -> u64 {
+    if std::env::var("QUELL_LONG").is_ok_and(|v| v == "1") { 1_000_000 } else { 40_000 }
+}
+
+fn builder() -> CacheBuilder<u64, [u64; 4]> {
+    Cache::builder().shards(4)
+}
+
+fn live(cache: &Cache<u64, [u64; 4]>) -> usize {
+    (0..10).for_each(|_| cache.run_pending_tasks());
+    LIVE.load(Relaxed)
+}
+
+/// The bytes by which a second, longer run of `step` over new keys has grown what lives after the first.
+fn growth(cache: &Cache<u64, [u64; 4]>, mut step: impl FnMut(u64)) -> isize {
+    let n = many();
+    (0..n / 4).for_each(&mut step);
+    let before = live(cache);
+    (n / 4..n).for_each(&mut step);
+    live(cache).cast_signed() - before.cast_signed()
+}
+
+/// What a run may leave: less than a byte for each of its keys.
+#[track_caller]
+fn assert_flat(name: &str, grown: isize) {
+    assert!(grown < (many() / 2).cast_signed() as isize, "{name}: {grown} bytes more");
+}
+
+#[test]
+fn flights() {
+    let _alone = alone();
+    let cache = builder().build();
+    let load = |key: u64| match key % 8 {
+        0 => _ = cache.try_get_with(&key, || Err::<[u64; 4], _>("boom")).is_err(),
+        1 => _ = cache.optionally_get_with(&key, || None).is_none(),
+        2 => _ = cache.compute(&key, |_| Op::Keep),
+        3 if key % 64 == 3 => {
+            let panics = || cache.get_with(&key, || std::panic::resume_unwind(Box::new("boom")));
+            assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        }
+        _ => {
+            cache.get_with(&key, || [key; 4]);
+            cache.invalidate(&key);
+        }
+    };
+    assert_flat("loads, errors and panics", growth(&cache, load));
+    assert_eq!((cache.len(), cache.in_flight().len()), (0, 0));
+}
+
+#[test]
+fn unknown_keys() {
+    let _alone = alone();
+    let cache = builder().build();
+    let grown = growth(&cache, |key| {
+        cache.invalidate(&key);
+        cache.remove(&key);
+        cache.expire(&key);
+        cache.get(&key);
+    });
+    assert_flat("invalidations of unknown keys", grown);
+    let cache = builder().time_to_live(SECOND).build();
+    assert_flat("the same with a TTL", growth(&cache, |key| cache.invalidate(&key)));
+}
+
+#[test]
+fn replaced_values() {
+    let _alone = alone();
+    let cache = builder().build();
+    let grown = growth(&cache, |key| {
+        cache.insert(key % 100, [key; 4]);
+        cache.expire(&(key % 100));
+        cache.get_with(&(key % 100), || [key; 4]);
+    });
+    assert_flat("replaced values", grown);
+    assert_eq!(cache.len(), 100);
+}
+
+#[test]
+fn expired_entries() {
+    let _alone = alone();
+    let clock = ManualClock::new();
+    let cache = builder().time_to_live(SECOND).clock(clock.clone()).initial_capacity(many() as usize).build();
+    cache.insert(0, [0; 4]);
+    let before = live(&cache);
+    (0..many()).for_each(|key| cache.insert(key, [key; 4]));
+    let full = live(&cache);
+    assert!(full > before + 32 * many() as usize);
+    clock.advance(SECOND);
+    let left = live(&cache);
+    // A sweep gives back all but the table itself, which had its size from the start.
+    assert!(left < before + (full - before) / 20, "{before} bytes, {full} when full, {left} after the sweep");
+}
+
+#[test]
+fn a_dropped_cache() {
+    let _alone = alone();
+    let other = builder().build();
+    let before = live(&other);
+    for _ in 0..5 {
+        let cache = builder().loader_fn(|key| Ok::<_, std::fmt::Error>([*key; 4])).build();
+        (0..many() / 10).for_each(|key| _ = cache.get_or_load(&key).unwrap());
+        drop(cache);
+    }
+    let left = live(&other).saturating_sub(before);
+    assert!(left < 100_000, "{left} bytes of five dropped caches");
+}
+
+#[test]
+fn a_clock_of_many_caches() {
+    let _alone = alone();
+    let (clock, other) = (ManualClock::new(), builder().build());
+    let build = |_| drop(builder().clock(clock.clone()).build());
+    (0..10).for_each(build);
+    let before = live(&other);
+    (0..100).for_each(build);
+    let each = live(&other).saturating_sub(before) / 100;
+    assert!(each < 200, "{each} bytes of each dropped cache stay with its clock");
+}
+
+#[test]
+fn initial_capacity() {
+    let _alone = alone();
+    let largest = |capacity: usize| {
+        let cache = builder().shards(1).initial_capacity(capacity).build();
+        LARGEST.store(0, Relaxed);
+        (0..10_000).for_each(|key| cache.insert(key, [key; 4]));
+        LARGEST.load(Relaxed)
+    };
+    // An array of buckets is by far the largest that an insert allocates.
+    assert!(largest(0) > 8 * 10_000, "without it the table grows: {}", largest(0));
+    assert!(largest(10_000) < 8 * 1_000, "with it there is room: {}", largest(10_000));
+}

@@ -1,0 +1,500 @@
+//! One test per setting of the builder, which fails if the setting is ignored: `cargo test --test settings`.
+//!
+//! What `initial_capacity` does shows only in what is allocated: `tests/memory.rs`.
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a test coordinates its threads with what is at hand"
+)]
+
+mod common;
+
+use common::{
+    Builder, Gate, Queue, Tally, With, eventually, ms, over_shapes, panic_of, plain, secs, until_waiting,
+};
+use quell::{
+    Cache, Clock, DefaultHashBuilder, DefaultHasher, Job, LoadErrorKind, Loaded, ManualClock, Provenance,
+    Rejected, Ttl,
+};
+use std::hash::BuildHasher;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+type Error = std::io::Error;
+const NANO: Duration = Duration::from_nanos(1);
+
+fn boom() -> Error {
+    Error::other("boom")
+}
+
+fn stage<S: BuildHasher + Send + Sync + 'static>(cache: &Cache<u32, u32, S>, key: u32) -> &'static str {
+    match cache.ask(&key).get().map(|a| a.provenance) {
+        Ok(Provenance::Fresh { .. }) => "fresh",
+        Ok(Provenance::Stale { .. }) => "stale",
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => {
+            assert_eq!(error.kind(), LoadErrorKind::NotCached);
+            "gone"
+        }
+    }
+}
+
+#[test]
+fn name() {
+    let (names, seen) = mpsc::channel();
+    let cache = plain()
+        .name("prices")
+        .loader_fn(move |_: &u32| {
+            names.send(thread::current().name().map(str::to_owned)).unwrap();
+            Ok::<_, Error>(1)
+        })
+        .build();
+    assert_eq!(cache.name(), "prices");
+    assert!(format!("{cache:?}").contains("prices"));
+    assert!(cache.refresh(&1));
+    assert!(seen.recv().unwrap().unwrap().contains("prices"), "the keeper's threads have it");
+    let text = panic_of(|| cache.get_with(&2, || cache.get_with(&2, || 1)));
+    assert!(text.contains("prices -> prices"), "{text}");
+    assert_eq!(plain::<u32, u32>().build().name(), "");
+}
+
+#[test]
+fn time_to_live() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let clock = ManualClock::new();
+        let cache = builder.time_to_live(secs(10)).clock(clock.clone()).build();
+        cache.insert(1, 1);
+        cache.get_with(&2, || 2);
+        clock.advance(secs(10) - NANO);
+        assert_eq!((stage(&cache, 1), stage(&cache, 2)), ("fresh", "fresh"));
+        clock.advance(NANO);
+        assert_eq!((stage(&cache, 1), stage(&cache, 2)), ("gone", "gone"));
+    });
+}
+
+#[test]
+fn soft_ttl() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let clock = ManualClock::new();
+        let cache = builder.soft_ttl(secs(3)).time_to_live(secs(10)).clock(clock.clone()).build();
+        cache.insert(1, 1);
+        clock.advance(secs(3) - NANO);
+        assert_eq!(stage(&cache, 1), "fresh");
+        clock.advance(NANO);
+        assert_eq!((stage(&cache, 1), cache.get(&1)), ("stale", Some(1)));
+        // The one that refreshes has the new value.
+        assert_eq!(cache.get_with(&1, || 2), 2);
+        assert_eq!(stage(&cache, 1), "fresh");
+    });
+}
+
+#[test]
+fn time_to_idle() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let clock = ManualClock::new();
+        let cache = builder.time_to_idle(secs(10)).clock(clock.clone()).build();
+        (1..=6).for_each(|key| cache.insert(key, key));
+        for _ in 0..3 {
+            clock.advance(secs(6));
+            assert_eq!(cache.get(&1), Some(1));
+            assert_eq!(cache.read(&2, |v| *v), Some(2));
+            assert_eq!(cache.pin().get(&3), Some(&3));
+            assert_eq!(cache.get_with(&4, || unreachable!()), 4);
+            let _ = (cache.peek(&5), cache.contains_key(&6), cache.iter().count());
+        }
+        // Those that were only peeked at were idle.
+        assert_eq!((cache.peek(&5), cache.contains_key(&6)), (None, false));
+        clock.advance(secs(10) - NANO);
+        assert_eq!(
+            (cache.peek(&1), cache.peek(&2), cache.peek(&3), cache.peek(&4)),
+            (Some(1), Some(2), Some(3), Some(4))
+        );
+        clock.advance(NANO);
+        cache.run_pending_tasks();
+        assert_eq!(cache.len(), 0);
+    });
+}
+
+#[test]
+fn jitter() {
+    let clock = ManualClock::new();
+    let cache = plain::<u32, u32>()
+        .soft_ttl(secs(60))
+        .time_to_live(secs(120))
+        .jitter(0.5)
+        .clock(clock.clone())
+        .build();
+    let n = 400;
+    (0..n).for_each(|key| cache.insert(key, key));
+    let count = |what| (0..n).filter(|key| stage(&cache, *key) == what).count();
+    clock.set(secs(30));
+    assert_eq!(count("fresh"), 400, "no TTL is cut by more than a half");
+    clock.set(secs(45));
+    let soft = count("stale");
+    assert!((40..360).contains(&soft), "{soft} of 400 after half of the spread");
+    clock.set(secs(60));
+    assert_eq!((count("fresh"), count("gone")), (0, 0), "the TTL is an upper bound");
+    clock.set(secs(90));
+    // One factor for both: those that were stale at 45 are gone at 90.
+    assert_eq!(count("gone"), soft);
+    clock.set(secs(120));
+    assert_eq!(count("gone"), 400);
+    for legal in [0.0, -0.0, 1.0] {
+        let cache = plain::<u32, u32>().time_to_live(secs(1)).jitter(legal).clock(clock.clone()).build();
+        cache.insert(1, 1);
+        assert_eq!(cache.get(&1), Some(1));
+    }
+}
+
+#[test]
+fn expire_after() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (clock, seen) = (ManualClock::new(), Arc::new(Mutex::new(Vec::new())));
+        let told = seen.clone();
+        let cache = builder
+            .time_to_live(secs(100))
+            .clock(clock.clone())
+            .expire_after(move |key: &u32, value: &u32, took: Option<Duration>| {
+                told.lock().unwrap().push((*key, *value, took));
+                match key {
+                    1 => Ttl { soft: Some(secs(1)), hard: Some(secs(2)) },
+                    2 => Ttl { soft: None, hard: Some(secs(3)) },
+                    3 => Ttl { soft: Some(secs(500)), hard: None },
+                    _ => Ttl::default(),
+                }
+            })
+            .build();
+        (1..=4).for_each(|key| cache.insert(key, 10 * key));
+        cache.get_with(&5, || {
+            clock.advance(secs(7));
+            50
+        });
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [(1, 10, None), (2, 20, None), (3, 30, None), (4, 40, None), (5, 50, Some(secs(7)))]
+        );
+        clock.set(secs(7));
+        assert_eq!(
+            [1, 2, 3, 4, 5].map(|key| stage(&cache, key)),
+            ["gone", "gone", "fresh", "fresh", "fresh"]
+        );
+        cache.insert(1, 11);
+        cache.insert(2, 21);
+        // What the write says goes before it.
+        cache.insert_with_ttl(2, 22, secs(50));
+        clock.set(secs(8));
+        assert_eq!(stage(&cache, 1), "stale");
+        clock.set(secs(10));
+        assert_eq!([1, 2].map(|key| stage(&cache, key)), ["gone", "fresh"]);
+        // A soft TTL beyond the hard one is cut.
+        clock.set(secs(100));
+        assert_eq!([3, 4, 5].map(|key| stage(&cache, key)), ["gone", "gone", "fresh"]);
+        clock.set(secs(107));
+        assert_eq!(stage(&cache, 5), "gone");
+    });
+}
+
+#[test]
+fn stale_if_error() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let clock = ManualClock::new();
+        let cache = builder.time_to_live(secs(10)).stale_if_error(secs(5)).clock(clock.clone()).build();
+        let fail = || cache.ask(&1).try_load_with(|| Err::<u32, _>(boom()));
+        cache.insert(1, 1);
+        clock.set(secs(10));
+        assert_eq!((cache.get(&1), stage(&cache, 1)), (None, "gone"), "grace is for failures only");
+        assert_eq!(fail().unwrap().provenance, Provenance::Grace { age: secs(10) });
+        clock.set(secs(15) - NANO);
+        assert_eq!(fail().unwrap().value, 1);
+        assert_eq!(cache.stats().grace_hits, 2);
+        clock.set(secs(15));
+        assert_eq!(fail().unwrap_err().kind(), LoadErrorKind::Failed);
+        // A load that works is preferred to grace.
+        cache.insert(1, 1);
+        clock.set(secs(26));
+        assert_eq!(cache.try_get_with(&1, || Ok::<_, Error>(2)).unwrap(), 2);
+    });
+}
+
+#[test]
+fn lease() {
+    for (given, length) in [(None, secs(30)), (Some(secs(5)), secs(5))] {
+        let clock = ManualClock::new();
+        let mut builder = plain::<u32, u32>().clock(clock.clone());
+        if let Some(given) = given {
+            builder = builder.lease(given);
+        }
+        let (cache, gate) = (builder.build(), Gate::default());
+        thread::scope(|s| {
+            let hung = s.spawn(|| {
+                cache.get_with(&1, || {
+                    gate.pass();
+                    1
+                })
+            });
+            eventually(|| gate.arrived() == 1);
+            clock.advance(length - NANO);
+            let next = s.spawn(|| cache.get_with(&1, || 2));
+            until_waiting(&cache, 1);
+            clock.advance(NANO);
+            assert_eq!(next.join().unwrap(), 2);
+            gate.open();
+            hung.join().unwrap();
+        });
+        assert_eq!(cache.stats().takeovers, 1);
+    }
+}
+
+#[test]
+fn wait_timeout() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (clock, gate) = (ManualClock::new(), Gate::default());
+        let cache = builder.wait_timeout(secs(2)).clock(clock.clone()).build();
+        thread::scope(|s| {
+            let leader = s.spawn(|| {
+                cache.try_get_with(&1, || {
+                    gate.pass();
+                    Ok::<_, Error>(1)
+                })
+            });
+            eventually(|| gate.arrived() == 1);
+            let waiter = s.spawn(|| cache.try_get_with(&1, || Ok::<_, Error>(2)));
+            // A call that can't fail waits on.
+            let patient = s.spawn(|| cache.get_with(&1, || 3));
+            until_waiting(&cache, 2);
+            clock.advance(secs(2) - NANO);
+            assert_eq!(cache.stats().wait_timeouts, 0);
+            clock.advance(NANO);
+            assert_eq!(waiter.join().unwrap().unwrap_err().kind(), LoadErrorKind::TimedOut);
+            until_waiting(&cache, 1);
+            gate.open();
+            // The leader itself is not concerned.
+            assert_eq!((leader.join().unwrap().unwrap(), patient.join().unwrap()), (1, 1));
+        });
+        assert_eq!((cache.stats().wait_timeouts, cache.stats().loads), (1, 1));
+    });
+}
+
+#[test]
+fn fallback() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let cache = builder
+            .fallback(|key| (*key < 10).then_some(1_000 + *key))
+            .loader_fn(|_| Err::<u32, _>(boom()))
+            .build();
+        assert_eq!(cache.get_or_load(&1).unwrap(), 1_001);
+        assert_eq!(cache.ask(&2).load().unwrap().provenance, Provenance::Fallback);
+        assert_eq!(cache.try_get_with(&3, || Err::<u32, _>(boom())).unwrap(), 1_003);
+        assert_eq!(cache.get_or_load(&10).unwrap_err().kind(), LoadErrorKind::Failed);
+        assert_eq!((cache.stats().fallbacks, cache.len()), (3, 0), "it is not stored");
+        // A stale value goes before it.
+        cache.insert(4, 4);
+        cache.expire(&4);
+        assert_eq!(cache.try_get_with(&4, || Err::<u32, _>(boom())).unwrap(), 4);
+    });
+}
+
+#[test]
+fn shards() {
+    // A write sweeps a bucket of its own shard: with one shard, writes of one key sweep everything.
+    let left = |shards| {
+        let clock = ManualClock::new();
+        let cache = plain::<u32, u32>().shards(shards).time_to_live(secs(1)).clock(clock.clone()).build();
+        (0..1_000).for_each(|key| cache.insert(key, key));
+        clock.advance(secs(1));
+        (0..5_000).for_each(|n| cache.insert(0, n));
+        cache.len()
+    };
+    assert_eq!(left(1), 1);
+    assert!(left(64) > 900, "{}", left(64));
+    // Rounded up to a power of two: three shards are four.
+    assert!((600..900).contains(&left(3)), "{}", left(3));
+    let cache = plain::<u32, u32>().shards(65_536).build();
+    cache.insert(1, 1);
+    assert_eq!(cache.get(&1), Some(1));
+}
+
+#[test]
+fn hasher() {
+    struct Counting(DefaultHashBuilder, Tally);
+    impl BuildHasher for Counting {
+        type Hasher = DefaultHasher;
+        fn build_hasher(&self) -> DefaultHasher {
+            self.1.add();
+            self.0.build_hasher()
+        }
+    }
+    let calls = Tally::default();
+    // `hasher` keeps the settings that were made before.
+    let cache = Cache::<u32, u32>::builder()
+        .name("kept")
+        .loader_fn(|key| Ok::<_, Error>(key + 1))
+        .hasher(Counting(DefaultHashBuilder::new(), calls.clone()))
+        .build();
+    assert_eq!((cache.name(), cache.get_or_load(&1).unwrap()), ("kept", 2));
+    let once = calls.get();
+    assert!(once >= 1);
+    assert_eq!((cache.get(&1), calls.get()), (Some(2), once + 1), "a hit hashes once");
+}
+
+#[test]
+fn clock() {
+    /// A clock that does not say when it moves.
+    struct Silent(ManualClock);
+    impl Clock for Silent {
+        fn now(&self) -> Duration {
+            self.0.now()
+        }
+    }
+    let hands = ManualClock::new();
+    hands.advance(secs(1_000_000));
+    let silent = plain::<u32, u32>().time_to_live(secs(10)).clock(Silent(hands.clone())).build();
+    let loud = plain::<u32, u32>().time_to_live(secs(10)).clock(hands.clone()).build();
+    for cache in [&silent, &loud] {
+        cache.insert(1, 1);
+        assert_eq!(cache.get(&1), Some(1));
+    }
+    hands.advance(secs(10));
+    assert_eq!((silent.get(&1), loud.get(&1)), (None, None));
+    // Under a silent clock waits park in real time.
+    let waits = plain::<u32, u32>().wait_timeout(ms(20)).clock(Silent(hands)).build();
+    let gate = Gate::default();
+    thread::scope(|s| {
+        let leader = s.spawn(|| {
+            waits.get_with(&1, || {
+                gate.pass();
+                1
+            })
+        });
+        eventually(|| gate.arrived() == 1);
+        let error = waits.try_get_with(&1, || Ok::<_, Error>(2)).unwrap_err();
+        assert_eq!(error.kind(), LoadErrorKind::TimedOut);
+        gate.open();
+        leader.join().unwrap();
+    });
+}
+
+#[test]
+fn loader() {
+    let bare = plain::<u32, u32>().build();
+    assert_eq!(bare.get_or_load(&1).unwrap_err().kind(), LoadErrorKind::NotCached);
+    assert!(!bare.refresh(&1));
+    let closure = plain::<u32, u32>().loader(|key: &u32| Ok::<_, Error>(key * 2)).build();
+    assert_eq!(closure.get_or_load(&4).unwrap(), 8);
+    let with_context = With(|key: &u32, _: &quell::LoadContext<u32>| Ok(Loaded::new(key * 3)));
+    assert_eq!(plain().loader(with_context).build().get_or_load(&4).unwrap(), 12);
+}
+
+#[test]
+fn loader_fn() {
+    let cache =
+        plain::<u32, u32>().loader_fn(|key| if *key == 0 { Err("zero") } else { Ok(key * 2) }).build();
+    assert_eq!((cache.get_or_load(&4).unwrap(), cache.get(&4)), (8, Some(8)));
+    assert_eq!(cache.get_or_load(&0).unwrap_err().kind(), LoadErrorKind::Failed);
+}
+
+#[test]
+fn executor() {
+    let (queue, ran_on) = (Queue::default(), Arc::new(Mutex::new(None)));
+    let told = ran_on.clone();
+    let load = move |key: &u32| {
+        *told.lock().unwrap() = Some(thread::current().id());
+        Ok::<_, Error>(*key)
+    };
+    let cache = plain().executor(queue.clone()).loader_fn(load).build();
+    assert!(cache.refresh(&1));
+    assert_eq!((queue.len(), cache.get(&1), cache.in_flight().len()), (1, None, 1));
+    queue.run();
+    assert_eq!((cache.get(&1), *ran_on.lock().unwrap()), (Some(1), Some(thread::current().id())));
+    let refusing = plain().executor(|_: Job| Err(Rejected)).loader_fn(|_: &u32| Ok::<_, Error>(1)).build();
+    assert!(!refusing.refresh(&1));
+    assert_eq!(refusing.in_flight(), []);
+}
+
+#[test]
+fn bad_input_is_refused_with_setting_value_and_rule() {
+    let new = plain::<u32, u32>;
+    let bad: [(Builder<u32, u32>, &str, &str, &str); 10] = [
+        (new().soft_ttl(secs(3)).time_to_live(secs(2)), "soft_ttl", "3s", "time_to_live"),
+        (new().time_to_live(Duration::ZERO).soft_ttl(NANO), "soft_ttl", "1ns", "time_to_live"),
+        (new().lease(Duration::ZERO), "lease", "0ns", "more than zero"),
+        (new().jitter(-0.1), "jitter", "-0.1", "from 0 to 1"),
+        (new().jitter(1.000_1), "jitter", "1.0001", "from 0 to 1"),
+        (new().jitter(f64::NAN), "jitter", "NaN", "from 0 to 1"),
+        (new().jitter(f64::INFINITY), "jitter", "inf", "from 0 to 1"),
+        (new().shards(0), "shards", "0", "from 1"),
+        (new().shards(usize::MAX), "shards", "18446744073709551615", "to 65536"),
+        (new().initial_capacity(usize::MAX), "initial_capacity", "18446744073709551615", "at most"),
+    ];
+    for (builder, setting, value, rule) in bad {
+        let error = builder.try_build().unwrap_err();
+        assert_eq!(error.setting(), setting);
+        assert!(error.value().contains(value), "{error}");
+        assert!(error.rule().contains(rule), "{error}");
+        let text = error.to_string();
+        assert!([setting, value, rule].iter().all(|part| text.contains(part)), "{text}");
+    }
+    let text = new().lease(Duration::ZERO).try_build().unwrap_err().to_string();
+    assert_eq!(panic_of(|| new().lease(Duration::ZERO).build()), text);
+    let text = new().jitter(2.0).try_build().unwrap_err().to_string();
+    assert_eq!(panic_of(|| new().jitter(2.0).build()), text);
+    // On the edge is legal.
+    assert!(new().soft_ttl(secs(2)).time_to_live(secs(2)).lease(NANO).shards(1).try_build().is_ok());
+}
+
+#[test]
+fn edge_durations_are_legal_in_every_setting() {
+    type Setting = fn(Builder<u32, u32>, Duration) -> Builder<u32, u32>;
+    let settings: [(&str, Setting); 8] = [
+        ("time_to_live", |b, d| b.time_to_live(d)),
+        ("soft_ttl", |b, d| b.soft_ttl(d)),
+        ("both", |b, d| b.soft_ttl(d).time_to_live(d).jitter(0.5)),
+        ("time_to_idle", |b, d| b.time_to_idle(d)),
+        ("stale_if_error", |b, d| b.stale_if_error(d).time_to_live(secs(1))),
+        ("lease", |b, d| b.lease(d.max(NANO))),
+        ("wait_timeout", |b, d| b.wait_timeout(d)),
+        ("expire_after", |b, d| {
+            b.expire_after(move |_: &u32, _: &u32, _| Ttl { soft: Some(d), hard: Some(d) })
+        }),
+    ];
+    for (name, set) in settings {
+        for edge in [Duration::ZERO, NANO, Duration::MAX] {
+            for start in [Duration::ZERO, secs(1), secs(1 << 32)] {
+                let (clock, queue) = (ManualClock::new(), Queue::default());
+                clock.set(start);
+                let cache = set(plain().clock(clock.clone()), edge)
+                    .executor(queue.clone())
+                    .loader_fn(|key| if *key == 9 { Err(boom()) } else { Ok(*key) })
+                    .build();
+                for _ in 0..3 {
+                    cache.insert(1, 1);
+                    cache.insert_with_ttl(2, 2, edge);
+                    assert!([None, Some(1)].contains(&cache.get(&1)), "{name} {edge:?}");
+                    assert_eq!(cache.get_with(&3, || 3), 3);
+                    assert_eq!(cache.get_or_load(&4).unwrap(), 4, "{name} {edge:?}");
+                    assert!(cache.get_or_load(&9).is_err());
+                    let ask = cache
+                        .ask(&5)
+                        .max_age(edge)
+                        .max_stale(edge)
+                        .wait_timeout(edge)
+                        .ttl(edge)
+                        .soft_ttl(edge);
+                    assert_eq!(ask.load_with(|| 5).unwrap().value, 5);
+                    queue.run();
+                    clock.advance(edge.min(secs(1 << 31)));
+                    cache.run_pending_tasks();
+                }
+                if edge == Duration::MAX {
+                    // The TTL of one second in `stale_if_error` has passed.
+                    assert_eq!(cache.get(&1).is_some(), name != "stale_if_error", "{name}");
+                    assert!(cache.get(&2).is_some());
+                } else {
+                    assert_eq!(cache.get(&2), None);
+                }
+            }
+        }
+    }
+}
