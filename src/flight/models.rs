@@ -126,7 +126,7 @@ fn outcome_join_of(joiners: usize) {
         move || {
             assert!(place.swing(LOADING, READY));
             if flight.close() > 0 {
-                flight.settle(Outcome::Value(census.value(7)));
+                let _ = flight.settle(Outcome::Value(census.value(7)));
                 flight.ring();
             }
         }
@@ -169,7 +169,7 @@ fn abandon_two_wait() {
             .collect();
         assert!(place.swing(LOADING, NOTHING));
         assert_eq!(flight.close(), 2);
-        flight.settle(Outcome::LookAgain);
+        let _ = flight.settle(Outcome::LookAgain);
         flight.ring();
         spawned.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(leads.get(), 1);
@@ -186,7 +186,7 @@ fn outcome_without_bell() {
         let looker = {
             let ticket = join(&flight).expect("open");
             spawn(Participant::lasting, move || {
-                ticket.flight().settle(Outcome::LookAgain);
+                let _ = ticket.flight().settle(Outcome::LookAgain);
                 assert_eq!(wait(&ticket), None);
             })
         };
@@ -202,7 +202,7 @@ fn settle_settle() {
         let (flight, census) = (flight(), Census::default());
         let late = {
             let (flight, census) = (flight.clone(), census.clone());
-            spawn(Participant::lasting, move || flight.settle(Outcome::Value(census.value(7))))
+            spawn(Participant::lasting, move || drop(flight.settle(Outcome::Value(census.value(7)))))
         };
         let taker = {
             let flight = flight.clone();

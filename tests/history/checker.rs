@@ -4,9 +4,9 @@
 //! ```text
 //!   begins(a)  begins(b)  ends(a)  begins(c)  ends(b)  ends(c)      a list in the order of the stamps
 //! ```
-//! The search takes an operation whose beginning comes before all ends, if the specification allows it in the state reached, and
-//! lifts its two entries out of the list. Where an end comes first, nothing fits: it puts the last one back and tries what
-//! begins after it. The same set of operations with the same state is not tried twice.
+//! The search takes an operation that begins before the first end, if the specification allows it in the state reached,
+//! and lifts its two entries out of the list. At the first end nothing has fitted: it puts the last one back, and tries
+//! what begins after that. The same set of operations with the same state is not tried twice.
 
 use std::collections::HashSet;
 use std::hash::Hash;

@@ -124,8 +124,8 @@ pub(crate) fn check(history: &[Timed<Did>]) -> Result<(), String> {
     linearize(Place::default(), history, Place::step).map(drop).map_err(|stuck| tell(history, &stuck))
 }
 
-/// The promise by itself, without a model of loads: no value that was written, or whose load had begun, before a write is
-/// given to a call that began after it.
+/// The promise by itself, without a model of loads: no value that was written before a write, or whose load had begun
+/// before it, is given to a call that began after it.
 fn never_older(history: &[Timed<Did>]) -> Result<(), String> {
     let mut begun = HashMap::new();
     let mut writes = Vec::new();
@@ -170,7 +170,7 @@ fn tell(history: &[Timed<Did>], stuck: &Stuck<Place>) -> String {
     let fit: String = stuck.order[skipped..].iter().map(|n| line(&history[*n])).collect();
     let rest: String = left.into_iter().map(line).collect();
     format!(
-        "not linearizable: {} of {} steps fit, the last of them\n{fit}which come to {:?}, where one of these should fit\n{rest}",
+        "not linearizable: {} of {} steps fit, the last of them\n{fit}come to {:?}, where one of these should fit\n{rest}",
         stuck.order.len(),
         history.len(),
         stuck.state,
