@@ -260,11 +260,11 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         if shards == 0 || shards > MAX_SHARDS {
             return Err(BuildError::new("shards", shards.to_string(), "from 1 to 65536"));
         }
-        if self.initial_capacity > 1 << 40 {
+        if self.initial_capacity as u64 > 1 << 32 {
             return Err(BuildError::new(
                 "initial_capacity",
                 self.initial_capacity.to_string(),
-                "at most 2^40",
+                "at most 2^32",
             ));
         }
         let settings = Settings {

@@ -57,24 +57,29 @@ impl<F: Fn(Job) -> Result<(), Rejected> + Send + Sync + 'static> Executor for F 
     }
 }
 
-/// Threads of one cache's keeper at most.
+/// Threads of one cache's keeper, while none of them hangs.
 const WORKERS: usize = 4;
+/// And at most, with those that have been started in place of ones that hang.
+const MOST_WORKERS: usize = 32;
 /// Jobs that may wait for them.
 const PLACES: usize = 256;
 
-/// A small pool of threads, started when the first job comes.
+/// A small pool of threads, started when there are jobs for them.
 pub(crate) struct Keeper(Arc<Pool>);
 
 struct Pool {
     name: String,
     jobs: Basket<Job>,
-    started: AtomicUsize,
-    workers: [Worker; WORKERS],
+    /// Workers that are in a job whose lease has ended.
+    hung: AtomicUsize,
+    workers: [Worker; MOST_WORKERS],
     closed: AtomicBool,
 }
 
 #[derive(Default)]
 struct Worker {
+    /// Set by whoever starts the worker.
+    started: AtomicBool,
     /// Set by the worker before it looks at the jobs for the last time; whoever clears it wakes the worker.
     idle: AtomicBool,
     thread: OnceLock<Thread>,
@@ -82,10 +87,12 @@ struct Worker {
 
 impl Keeper {
     pub(crate) fn new(cache: &str) -> Self {
+        // A thread's name holds no NUL.
+        let cache = cache.replace('\0', "");
         Self(Arc::new(Pool {
             name: if cache.is_empty() { "quell-keeper".into() } else { format!("quell-{cache}") },
             jobs: Basket::new(PLACES),
-            started: AtomicUsize::new(0),
+            hung: AtomicUsize::new(0),
             workers: Default::default(),
             closed: AtomicBool::new(false),
         }))
@@ -93,6 +100,18 @@ impl Keeper {
 
     pub(crate) fn depth(&self) -> usize {
         self.0.jobs.len()
+    }
+
+    /// A job has outlived its lease: another thread may be started in place of its worker.
+    pub(crate) fn one_hangs(&self) {
+        // Relaxed: a limit; the next job looks at it.
+        self.0.hung.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// That job has come to its end.
+    pub(crate) fn one_is_back(&self) {
+        // Relaxed: as above.
+        self.0.hung.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Takes no more jobs, and drops those that wait. Waits for nobody.
@@ -118,24 +137,23 @@ impl Executor for Keeper {
         // SeqCst: orders the put before the looks below, against `close` (the flag before its last look at the jobs) and
         // against a worker (idle before its last look): one of the two sees the other.
         fence(Ordering::SeqCst);
-        if pool.closed.load(Ordering::Relaxed) {
+        // Relaxed: the fence orders it.
+        if pool.closed.load(Ordering::Relaxed) || !pool.see_to_it() {
             drop(pool.jobs.take());
-            return Ok(());
+            return Err(Rejected);
         }
-        if pool.wake_one() || pool.start_one() {
-            return Ok(());
-        }
-        // All are at work, and look for more when they are done.
-        if pool.started.load(Ordering::Relaxed) > 0 {
-            return Ok(());
-        }
-        // Not one thread could be started.
-        drop(pool.jobs.take());
-        Err(Rejected)
+        Ok(())
     }
 }
 
 impl Pool {
+    /// Sees to it that somebody looks at the jobs. `false` if there is no thread, and none can be started.
+    fn see_to_it(self: &Arc<Self>) -> bool {
+        // Where all are at work, they look for more when they are done.
+        // Relaxed: whether one has been started; nothing is published by it.
+        self.wake_one() || self.start_one() || self.workers.iter().any(|w| w.started.load(Ordering::Relaxed))
+    }
+
     fn wake_one(&self) -> bool {
         // Relaxed: the fences order it. The swap makes one waker of several.
         let idle = self
@@ -147,22 +165,22 @@ impl Pool {
     }
 
     fn start_one(self: &Arc<Self>) -> bool {
-        // Relaxed: the number only divides the workers.
-        let claimed = self
-            .started
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < WORKERS).then_some(n + 1));
-        let Ok(nth) = claimed else { return false };
+        // Relaxed: a limit. The swap makes one starter of several.
+        let limit = (WORKERS + self.hung.load(Ordering::Relaxed)).min(MOST_WORKERS);
+        let free =
+            |w: &Worker| !w.started.load(Ordering::Relaxed) && !w.started.swap(true, Ordering::Relaxed);
+        let Some(nth) = self.workers[..limit].iter().position(free) else { return false };
         let pool = self.clone();
         #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
         let spawned = thread::Builder::new().name(self.name.clone()).spawn(move || pool.work(nth));
         if spawned.is_err() {
             // Relaxed: as above.
-            self.started.fetch_sub(1, Ordering::Relaxed);
+            self.workers[nth].started.store(false, Ordering::Relaxed);
         }
         spawned.is_ok()
     }
 
-    fn work(&self, nth: usize) {
+    fn work(self: &Arc<Self>, nth: usize) {
         let me = &self.workers[nth];
         let _ = me.thread.set(thread::current());
         let mut marked_idle = false;
@@ -172,7 +190,7 @@ impl Pool {
                 // AcqRel: one of this worker and a waker clears the mark.
                 if std::mem::take(&mut marked_idle) && !me.idle.swap(false, Ordering::AcqRel) {
                     // Somebody has chosen this worker for another job: hand that on.
-                    let _ = self.wake_one();
+                    let _ = self.see_to_it();
                 }
                 // A job catches its loader's panic; this is for what comes after it (a destructor, say).
                 let _ = catch_unwind(AssertUnwindSafe(|| job.run()));

@@ -129,7 +129,7 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
-    /// Loads that ended with a panic of the loader; in the background, of any user code that the load led to.
+    /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, a value's `Clone`).
     pub loader_panics: u64,
     /// Panics of user values' destructors, caught while memory was reclaimed: of all caches of the process.
     pub drop_panics: u64,

@@ -247,3 +247,19 @@ fn sums_survive_loads_and_reads() {
         assert_eq!(cache.iter().collect::<HashMap<_, _>>(), HashMap::from([(0, each), (1, each)]));
     });
 }
+
+#[test]
+fn a_key_that_was_never_absent_is_never_told_to_be() {
+    let cache = plain::<u32, u32>().build();
+    cache.insert(1, 0);
+    let rounds = scaled(20_000, 1_000_000);
+    thread::scope(|s| {
+        s.spawn(|| (0..rounds).for_each(|i| cache.insert(1, i as u32)));
+        for _ in 0..rounds {
+            cache.compute(&1, |value| {
+                assert!(value.is_some(), "there was always a value");
+                Op::Keep
+            });
+        }
+    });
+}

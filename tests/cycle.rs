@@ -283,3 +283,20 @@ fn many_threads_over_an_ordered_graph_see_no_cycle() {
         }
     });
 }
+
+#[test]
+fn an_expiry_that_asks_for_the_key_it_is_about() {
+    let itself: Arc<OnceLock<Sut<char, u32>>> = Arc::default();
+    let nested = itself.clone();
+    let expiry = move |key: &char, _: &u32, _: Option<std::time::Duration>| {
+        if let Some(cache) = nested.get() {
+            let error = cache.try_get_with(key, || Ok::<_, std::fmt::Error>(0)).unwrap_err();
+            assert!(is_cycle(&error));
+        }
+        quell::Ttl::default()
+    };
+    let cache = plain::<char, u32>().expire_after(expiry).build();
+    assert!(itself.set(cache.clone()).is_ok());
+    assert_eq!(cache.get_with(&'a', || 1), 1);
+    assert_eq!((cache.get(&'a'), cache.stats().takeovers), (Some(1), 0));
+}

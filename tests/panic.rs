@@ -432,3 +432,32 @@ fn a_panic_in_a_nested_load_passes_through() {
     // The thread's own book-keeping of what it loads is right again: no cycle is seen.
     assert_eq!(cache.get_with(&2, || cache.get_with(&1, || 3)), 3);
 }
+
+#[test]
+fn a_panic_whose_payload_panics_too() {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the payload");
+        }
+    }
+    #[derive(Clone)]
+    struct Value(#[allow(dead_code, reason = "only its end matters")] Arc<Bomb>);
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            std::panic::panic_any(Payload);
+        }
+    }
+    let cache = plain::<u32, Value>().build();
+    let before = cache.stats().drop_panics;
+    cache.insert(1, Value(Arc::new(Bomb)));
+    cache.invalidate(&1);
+    quietly(|| {
+        eventually(|| {
+            cache.run_pending_tasks();
+            cache.stats().drop_panics > before
+        });
+    })
+    .unwrap();
+}

@@ -518,3 +518,45 @@ fn jobs_on_an_executor_that_only_the_cache_has_do_not_keep_it() {
     drop(cache);
     assert_eq!(alive.get(), 0, "a value outlives the cache for ever");
 }
+
+#[test]
+fn a_key_whose_refreshes_hang_does_not_stop_those_of_others() {
+    // Each lease that ends puts another thread of the keeper into the loader that hangs: they are replaced.
+    let (clock, gate) = (ManualClock::new(), Gate::default());
+    let stop = gate.clone();
+    let (entered, loads) = (Tally::default(), Tally::default());
+    let (inside, count) = (entered.clone(), loads.clone());
+    let load = move |key: &u32| {
+        if *key == 0 && inside.add() > 0 {
+            stop.pass();
+        }
+        Ok::<_, Error>(count.add())
+    };
+    let cache =
+        plain::<u32, usize>().clock(clock.clone()).soft_ttl(secs(1)).lease(secs(1)).loader(load).build();
+    for key in 0..2 {
+        cache.get_or_load(&key).unwrap();
+    }
+    for round in 1..=12 {
+        clock.advance(secs(2));
+        cache.get_or_load(&0).unwrap();
+        eventually(|| entered.get() == round + 1);
+        let before = cache.peek(&1);
+        cache.get_or_load(&1).unwrap();
+        eventually(|| cache.peek(&1) != before);
+    }
+    gate.open();
+    eventually(|| cache.in_flight().is_empty());
+}
+
+#[test]
+fn a_name_that_no_thread_can_have() {
+    let clock = ManualClock::new();
+    let loads = Tally::default();
+    let builder = plain::<u32, usize>().name("a\0b").clock(clock.clone()).soft_ttl(secs(1));
+    let cache = builder.loader(numbering(&loads)).build();
+    cache.get_or_load(&1).unwrap();
+    clock.advance(secs(1));
+    cache.get_or_load(&1).unwrap();
+    eventually(|| cache.peek(&1) == Some(1));
+}

@@ -498,3 +498,12 @@ fn edge_durations_are_legal_in_every_setting() {
         }
     }
 }
+
+#[test]
+fn at_the_end_of_the_clock() {
+    let clock = ManualClock::new();
+    let cache = plain::<u32, u32>().clock(clock.clone()).build();
+    clock.advance(Duration::MAX);
+    cache.insert(1, 1);
+    assert_eq!((cache.get_with(&2, || 2), cache.get(&1), cache.get(&2)), (2, Some(1), Some(2)));
+}

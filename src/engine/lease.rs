@@ -78,6 +78,12 @@ impl<K, V, S> Lease<K, V, S> {
         Self { core: core.clone(), flight, seat, cause, superseded: None, begun: Moment::NEVER }
     }
 
+    /// The claim has been won.
+    pub(super) fn under_way(self) -> Self {
+        self.flight.set_under_way();
+        self
+    }
+
     /// Wakes those who wait for `old` when the load begins.
     pub(super) fn supersedes(&mut self, old: Shared<Flight<K, V>>) {
         self.superseded = Some(old);
@@ -131,14 +137,16 @@ impl<K, V, S> Lease<K, V, S> {
         self.mine(guard)?.held().cell().map(|cell| cell.value.clone())
     }
 
-    /// The value that the load is to replace, if it is still served.
-    pub(crate) fn current(&self, guard: &Guard) -> Option<V>
+    /// The value that is there, if it is still served. An error if the slot has moved on already.
+    pub(crate) fn current(&self, guard: &Guard) -> Result<Option<V>, Published>
     where
         V: Clone,
     {
-        let cell = self.mine(guard)?.held().cell()?;
-        let stage = self.core.stage_at(&self.flight.target, cell, self.core.time.now());
-        (stage <= Stage::Stale).then(|| cell.value.clone())
+        let held = self.mine(guard).ok_or(Published::Fenced)?.held();
+        let now = self.core.time.now();
+        let served =
+            held.cell().filter(|cell| self.core.stage_at(&self.flight.target, cell, now) <= Stage::Stale);
+        Ok(served.map(|cell| cell.value.clone()))
     }
 
     /// The slot's state if it is still this flight's.
@@ -245,11 +253,14 @@ impl<K, V, S> Lease<K, V, S> {
         });
         step();
         core.flights.leave(seat, &guard);
-        core.sweep_a_little(core.shard(flight.target.hash()), &guard);
         drop(guard);
         if waiters > 0 {
             flight.ring();
         }
+        if flight.take_hung() {
+            core.keeper.one_is_back();
+        }
+        core.sweep_a_little(core.shard(flight.target.hash()), &pin());
         published
     }
 }
@@ -258,13 +269,13 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     /// Publishes a value. `spare` is the caller's own clone of it, for those who have joined.
     ///
     /// Where the value is not to be stored, or has a TTL of zero, the entry goes: what was there is outdated.
-    pub(crate) fn publish(self, value: V, own: Ttl, store: bool, spare: Option<&V>) -> Published {
+    pub(crate) fn publish(self, value: V, own: Ttl, store: bool, spare: &V) -> Published {
         self.publish_to(|_| true, value, own, store, spare)
     }
 
     /// Publishes a value that was decided on, not loaded: if it is refused, it never was, and those who wait look again.
-    pub(crate) fn put(self, value: V, spare: &V) -> Published {
-        self.publish_to(|published| published == Published::Done, value, Ttl::default(), true, Some(spare))
+    pub(crate) fn put(self, value: V, own: Ttl, spare: &V) -> Published {
+        self.publish_to(|published| published == Published::Done, value, own, true, spare)
     }
 
     /// `shares` says whether those who have joined get the value.
@@ -274,32 +285,30 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
         value: V,
         own: Ttl,
         store: bool,
-        spare: Option<&V>,
+        spare: &V,
     ) -> Published {
-        let own = self.own_times(&value, own);
-        let core = &*self.core;
-        let now = core.time.now();
-        let times = core.times(own, now);
-        // A clone for those who have joined, where nobody else keeps one. Who joins after this finds the value in the slot.
-        let kept = (spare.is_none() && self.flight.waiters() > 0).then(|| value.clone());
-        let (next, unsold) = if store && times.hard > now {
-            (Next::Value(NewCell::for_flight(&self.flight, times, value)), None)
+        let now = self.core.time.now();
+        let times = self.core.times(own, now);
+        // Not used until the flight has ended: its destructor is user code.
+        let mut unsold = None;
+        let next = if store && now.is_before(times.hard) {
+            Next::Value(NewCell::for_flight(&self.flight, times, value))
         } else {
-            (Next::Dead, Some(value))
+            unsold = Some(value);
+            Next::Dead
         };
-        self.end(
+        let published = self.end(
             |_| next,
-            |published| {
-                let shared = spare.or(kept.as_ref()).or(unsold.as_ref()).filter(|_| shares(published));
-                shared.map_or(Outcome::LookAgain, |v| Outcome::Value(v.clone()))
-            },
-        )
+            |published| if shares(published) { Outcome::Value(spare.clone()) } else { Outcome::LookAgain },
+        );
+        drop(unsold);
+        published
     }
 
-    /// The times that the cache's `Expiry` gives, where the load itself gave none.
-    fn own_times(&self, value: &V, own: Ttl) -> Ttl {
+    /// The times that the cache's `Expiry` gives, where the load itself gave none. User code, so a part of the load.
+    pub(crate) fn own_times(&self, value: &V, own: Ttl, took: Duration) -> Ttl {
         let Some(expiry) = &self.core.settings.expiry else { return own };
-        let theirs = expiry.ttl(self.key(), value, Some(self.took()));
+        let theirs = expiry.ttl(self.key(), value, Some(took));
         Ttl { soft: own.soft.or(theirs.soft), hard: own.hard.or(theirs.hard) }
     }
 }

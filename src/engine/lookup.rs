@@ -184,7 +184,7 @@ where
         });
         let lease = Lease::new(self, flight, LoadCause::Miss);
         step();
-        slot.link(&self.shard(hash).table, guard).is_ok().then_some(lease)
+        slot.link(&self.shard(hash).table, guard).is_ok().then(|| lease.under_way())
     }
 
     /// Claims or takes over by one CAS from exactly what was judged.
@@ -213,12 +213,17 @@ where
         now: Moment,
         guard: &Guard,
     ) -> Option<Lease<K, V, S>> {
+        let running = !old.is_queued();
         // Settles the old flight before the CAS: those who wait for it look again.
         if !old.supersede(now) {
             return None;
         }
         let mut lease = self.claim(slot, State::Loading(old), start, cause, now, guard)?;
         self.counters.add(Count::Takeovers);
+        if old.background && running {
+            self.keeper.one_hangs();
+            old.set_hung();
+        }
         lease.supersedes(share_of(old));
         Some(lease)
     }
@@ -251,7 +256,7 @@ where
         let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
         let flight = Shared::new(Flight::new(target, prev, false, now, self.lease_end(start, now)));
         let lease = Lease::new(self, flight.clone(), cause);
-        self.swing(slot, from, Next::Loading(flight), guard).is_ok().then_some(lease)
+        self.swing(slot, from, Next::Loading(flight), guard).is_ok().then(|| lease.under_way())
     }
 
     fn lease_end(&self, start: Start, now: Moment) -> Option<Moment> {

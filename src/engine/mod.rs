@@ -22,13 +22,15 @@ use crate::config::Settings;
 use crate::executor::{Executor, Job, Keeper};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
-use crate::hash::{hash_of, shard_of};
+use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
 use crate::observe::{Count, Counters, InFlight, Stats};
 use crate::primitive::Padded;
 use crate::primitive::epoch::{Guard, drop_panics, flush};
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -58,6 +60,8 @@ pub(crate) struct Core<K, V, S> {
     flights: Registry<Flight<K, V>>,
     /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
     mortal: AtomicBool,
+    /// Seeds for `chance`.
+    dice: AtomicU64,
 }
 
 /// A key's slot, and its state.
@@ -91,6 +95,7 @@ impl<K, V, S> Core<K, V, S> {
             shards: (0..settings.shards).map(shard).collect(),
             flights: Registry::new(),
             mortal: AtomicBool::new(settings.time_to_idle.is_some()),
+            dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
         }
     }
@@ -128,12 +133,18 @@ impl<K, V, S> Core<K, V, S> {
 
     /// The times of a value that is stored now.
     pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
-        let times = self.settings.lifetime.times(own, now, rand::random);
+        let times = self.settings.lifetime.times(own, now, || self.chance());
         // Relaxed: whoever misses it sweeps at its next write.
         if times.hard != Moment::NEVER && !self.mortal.load(Ordering::Relaxed) {
             self.mortal.store(true, Ordering::Relaxed);
         }
         times
+    }
+
+    /// A number from `[0, 1)`. Needs no state of the thread, which may be in its last destructors.
+    fn chance(&self) -> f64 {
+        // Relaxed: each number of the sequence is a seed of its own.
+        SmallRng::seed_from_u64(self.dice.fetch_add(1, Ordering::Relaxed)).random()
     }
 
     /// Values in the cache, whatever their stage.
@@ -273,13 +284,22 @@ impl<K, V, S> Core<K, V, S> {
         taken.is_ok()
     }
 
+    /// The loads under way, without claims that are not won yet.
+    fn each_flight<'g>(&'g self, guard: &'g Guard, mut each: impl FnMut(&'g Flight<K, V>)) {
+        self.flights.each(guard, |flight| {
+            if flight.is_under_way() {
+                each(flight);
+            }
+        });
+    }
+
     pub(crate) fn in_flight(&self, guard: &Guard) -> Vec<InFlight<K>>
     where
         K: Clone,
     {
         let now = self.time.now();
         let mut loads = Vec::new();
-        self.flights.each(guard, |flight| {
+        self.each_flight(guard, |flight| {
             let key = flight.target.key().clone();
             loads.push(InFlight { key, age: now.since(flight.claimed), waiters: flight.waiters() });
         });
@@ -288,7 +308,7 @@ impl<K, V, S> Core<K, V, S> {
 
     pub(crate) fn stats(&self, guard: &Guard) -> Stats {
         let mut stats = self.counters.stats();
-        self.flights.each(guard, |flight| {
+        self.each_flight(guard, |flight| {
             stats.in_flight += 1;
             stats.waiters += flight.waiters() as u64;
         });

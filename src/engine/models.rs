@@ -127,7 +127,7 @@ impl Fixture {
     fn publish(&self, lease: TestLease, number: u64) -> bool {
         let value = self.census.value(number);
         let kept = value.clone();
-        lease.publish(value, Ttl::default(), true, Some(&kept)) == Published::Done
+        lease.publish(value, Ttl::default(), true, &kept) == Published::Done
     }
 
     /// As the fronts do it: what was found, waited for, or loaded as `number`.
@@ -512,7 +512,7 @@ fn a_takeover_meets_a_starting_job() {
         };
         let job = spawn(pins, {
             let cache = cache.clone();
-            move || lease.begin_queued().then(|| cache.load(lease, 1))
+            move || lease.into_queued().begin().map(|lease| cache.load(lease, 1))
         });
         let mine = cache.get_with(2);
         let ran = job.join().unwrap();

@@ -92,7 +92,7 @@ where
         source_fence();
         let hash = self.hash(&key);
         let shard = self.shard(hash);
-        if times.hard <= times.born {
+        if !times.born.is_before(times.hard) {
             if let Some((slot, _)) = self.seek(hash, &key, guard) {
                 self.kill(slot, guard);
             }

@@ -68,8 +68,10 @@ thread_local! {
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
 }
 
-fn innermost() -> Option<FlightId> {
-    RUNNING.with(|r| r.borrow().last().map(|r| r.id))
+/// Looks at this thread's running loads. In its last destructors it has none, and whoever is called from there waits
+/// on nobody's behalf.
+fn running<R>(look: impl FnOnce(&mut Vec<Running>) -> R) -> Option<R> {
+    RUNNING.try_with(|running| look(&mut running.borrow_mut())).ok()
 }
 
 impl Graph {
@@ -109,7 +111,7 @@ impl Graph {
     /// Registers that this thread is about to wait for flight `to`, and looks whether that could ever end.
     pub(crate) fn wait_for(&self, to: FlightId, name: &Name<str>) -> Result<Wait<'_>, Cycle> {
         let own: Vec<(FlightId, Name<str>)> =
-            RUNNING.with(|r| r.borrow().iter().map(|r| (r.id, r.name.clone())).collect());
+            running(|r| r.iter().map(|r| (r.id, r.name.clone())).collect()).unwrap_or_default();
         let Some((from, _)) = own.last() else {
             // Not inside any loader: nobody can wait for this thread.
             return Ok(Wait { graph: self, seat: None });
@@ -146,18 +148,18 @@ pub(crate) struct Loading<'a> {
 impl<'a> Loading<'a> {
     /// Enters the loader of flight `id`, of the cache called `name`.
     pub(crate) fn enter(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Self {
-        let nested = innermost().map(|outer| graph.add(outer, id, name));
-        RUNNING.with(|r| r.borrow_mut().push(Running { id, name: name.clone() }));
+        let outer = running(|r| r.last().map(|r| r.id)).flatten();
+        let nested = outer.map(|outer| graph.add(outer, id, name));
+        running(|r| r.push(Running { id, name: name.clone() }));
         Self { id, nested }
     }
 }
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        RUNNING.with(|r| {
-            let mut running = r.borrow_mut();
-            if let Some(at) = running.iter().rposition(|r| r.id == self.id) {
-                running.remove(at);
+        running(|r| {
+            if let Some(at) = r.iter().rposition(|r| r.id == self.id) {
+                r.remove(at);
             }
         });
         self.nested.take();

@@ -1,4 +1,7 @@
 //! Interest: how many want a flight's value, and whether one more may join. One word.
+//!
+//! Relaxed throughout: each change is one read-modify-write of the word, the word is all that it says, and the outcome
+//! has an order of its own.
 
 use crate::primitive::atomic::{AtomicUsize, Ordering};
 
@@ -29,11 +32,9 @@ impl Interest {
     /// Counts one in. `false` if it is closed: the slot has moved on, or is to be moved on.
     #[must_use]
     pub(super) fn join(&self) -> bool {
-        // Relaxed: the CAS decides.
         let mut seen = self.0.load(Ordering::Relaxed);
         while seen & CLOSED == 0 {
-            // AcqRel: the closer's look at the count comes after ours or we see CLOSED; pairs with `close` and `leave`.
-            match self.0.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Relaxed) {
+            match self.0.compare_exchange_weak(seen, seen + 1, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,
             }
@@ -43,12 +44,10 @@ impl Interest {
 
     /// Counts one out.
     pub(super) fn leave(&self) -> Left {
-        // Relaxed: the CAS decides.
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {
             let wanted = if seen == 1 { CLOSED } else { seen - 1 };
-            // AcqRel: as in `join`.
-            match self.0.compare_exchange_weak(seen, wanted, Ordering::AcqRel, Ordering::Relaxed) {
+            match self.0.compare_exchange_weak(seen, wanted, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return if seen == 1 { Left::Nobody } else { Left::Others },
                 Err(now) => seen = now,
             }
@@ -57,13 +56,11 @@ impl Interest {
 
     /// Closes it, and tells how many want the value, the closer included.
     pub(super) fn close(&self) -> usize {
-        // AcqRel: as in `join`.
-        self.0.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED
+        self.0.fetch_or(CLOSED, Ordering::Relaxed) & !CLOSED
     }
 
     /// How many want the value now.
     pub(super) fn count(&self) -> usize {
-        // Relaxed: a figure to show.
         self.0.load(Ordering::Relaxed) & !CLOSED
     }
 }

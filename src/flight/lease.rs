@@ -1,4 +1,7 @@
 //! The lease word: until when a flight's leader may take, and whether the load has begun at all.
+//!
+//! Relaxed throughout: it only settles who may try, one of `begin` and `end_early` by a CAS; who leads is decided by the
+//! CAS of the slot.
 
 use crate::clock::Moment;
 use crate::primitive::atomic::{AtomicU64, Ordering};
@@ -31,47 +34,41 @@ impl LeaseWord {
     /// Begins a queued load. `false` if somebody has taken the flight over: the load must not run.
     #[must_use]
     pub(super) fn begin(&self, end: Moment) -> bool {
-        // AcqRel: one of `begin` and `end_early` wins, and the loser sees it. Relaxed failure: nothing is read by it.
-        self.0.compare_exchange(QUEUED, deadline(end), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(QUEUED, deadline(end), Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Whether somebody else may lead, as of `now`.
     pub(super) fn is_over(&self, now: Moment) -> bool {
-        // Acquire: pairs with `begin` and `end_early`, so that all agree on who has the flight.
-        let word = self.0.load(Ordering::Acquire);
+        let word = self.0.load(Ordering::Relaxed);
         word == QUEUED || word == OVER || word <= now.nanos()
     }
 
     pub(super) fn is_queued(&self) -> bool {
-        // Acquire: as in `is_over`.
-        self.0.load(Ordering::Acquire) == QUEUED
+        self.0.load(Ordering::Relaxed) == QUEUED
     }
 
     /// When the lease ends by itself; a queued one never does.
     pub(super) fn end(&self) -> Moment {
-        // Acquire: as in `is_over`.
-        match self.0.load(Ordering::Acquire) {
+        match self.0.load(Ordering::Relaxed) {
             QUEUED => Moment::NEVER,
             word => Moment::from_nanos(word),
         }
     }
 
-    /// Ends a lease that is over by the clock, or whose load is queued. `false` if the load has begun meanwhile.
+    /// Ends a lease that is over by the clock, or whose load is queued. `false` if the load has begun meanwhile, or
+    /// somebody else has just ended it.
     #[must_use]
     pub(super) fn end_early(&self, now: Moment) -> bool {
-        // Acquire: as in `is_over`.
-        let word = self.0.load(Ordering::Acquire);
+        let word = self.0.load(Ordering::Relaxed);
         match word {
             OVER => true,
-            // AcqRel: as in `begin`.
-            QUEUED => self.0.compare_exchange(QUEUED, OVER, Ordering::AcqRel, Ordering::Relaxed).is_ok(),
+            QUEUED => self.0.compare_exchange(QUEUED, OVER, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
             _ => word <= now.nanos(),
         }
     }
 
     /// Ends a running lease at the wish of one whose park ended at its deadline: a coarse clock may lag behind.
     pub(super) fn end_by_park(&self) {
-        // Relaxed: it says nothing about other data; whoever takes over does so by the slot's CAS.
         self.0.store(OVER, Ordering::Relaxed);
     }
 }

@@ -30,6 +30,7 @@ use crate::clock::{Moment, Time};
 use crate::error::LoadError;
 use crate::primitive::atomic::{AtomicPtr, Ordering};
 use crate::primitive::park::{Bell, Woken};
+use crate::primitive::plain::AtomicBool;
 use crate::primitive::step::step;
 use crate::primitive::{Arc, Witness};
 use interest::Interest;
@@ -64,6 +65,12 @@ pub(crate) struct Flight<V, T, P> {
     /// Whether the value may go into the slot's own room (INV-flight-4).
     pub(crate) first: bool,
     pub(crate) claimed: Moment,
+    /// Whether the load was queued on an executor at first.
+    pub(crate) background: bool,
+    /// Whether the CAS has been done that makes this a load under way.
+    under_way: AtomicBool,
+    /// Whether it was taken over while its load ran.
+    hung: AtomicBool,
     interest: Interest,
     lease: LeaseWord,
     /// Null while open, `LOOK_AGAIN`, or a box.
@@ -83,6 +90,9 @@ impl<V, T, P> Flight<V, T, P> {
             prev,
             first,
             claimed,
+            background: lease_end.is_none(),
+            under_way: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
             interest: Interest::new(),
             lease: lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
             outcome: AtomicPtr::new(null_mut()),
@@ -94,6 +104,33 @@ impl<V, T, P> Flight<V, T, P> {
     /// Who this is; unique among flights that exist at the same time.
     pub(crate) fn id(&self) -> cycle::FlightId {
         cycle::FlightId::new(std::ptr::from_ref(self).addr())
+    }
+
+    /// The claim has been won.
+    pub(crate) fn set_under_way(&self) {
+        // Relaxed: for those who look at what is under way; nothing is published by it.
+        self.under_way.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_under_way(&self) -> bool {
+        // Relaxed: as above.
+        self.under_way.load(Ordering::Relaxed)
+    }
+
+    /// It has been taken over while its load ran.
+    pub(crate) fn set_hung(&self) {
+        // Relaxed: read by the load's own thread when it is done; nothing is published by it.
+        self.hung.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has been taken over while its load ran; `true` once.
+    pub(crate) fn take_hung(&self) -> bool {
+        // Relaxed: as above.
+        self.hung.swap(false, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_queued(&self) -> bool {
+        self.lease.is_queued()
     }
 
     /// How many wait for the leader.
@@ -115,7 +152,7 @@ impl<V, T, P> Flight<V, T, P> {
     }
 
     /// What a takeover does before its own CAS: ends the lease, and sends those who wait back to the slot.
-    /// `false` if the load has begun meanwhile.
+    /// `false` if the slot is to be looked at again first.
     #[must_use]
     pub(crate) fn supersede(&self, now: Moment) -> bool {
         if !self.is_settled() && !self.lease.end_early(now) {
@@ -137,8 +174,8 @@ impl<V, T, P> Flight<V, T, P> {
     }
 
     fn is_settled(&self) -> bool {
-        // Acquire: pairs with the Release in `settle`.
-        !self.outcome.load(Ordering::Acquire).is_null()
+        // Relaxed: whether there is one; who reads it loads it again.
+        !self.outcome.load(Ordering::Relaxed).is_null()
     }
 
     /// Sets the outcome; the first one wins. One that is refused comes back: its destructor is user code.

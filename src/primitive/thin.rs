@@ -4,7 +4,7 @@ use super::Witness;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-#[repr(C)]
+#[repr(C, align(8))]
 struct Head<H> {
     len: usize,
     witness: Witness,

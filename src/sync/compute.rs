@@ -1,8 +1,9 @@
 //! `compute`: read, decide and write as one step, under a lease.
 
 use super::Cache;
-use super::load::{Shares, Terms, Turn, run, unexpected};
+use super::load::{Brought, Shares, Terms, Turn, run, unexpected};
 use crate::engine::{Demand, Published};
+use crate::freshness::Ttl;
 use crate::primitive::epoch::pin;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -76,12 +77,15 @@ where
             Ok(Turn::Served(_, _, None)) => return Outcome::Superseded,
             Err(error) => unexpected(&error),
         };
-        let current = lease.current(&pin());
-        let op = run(&mut lease, |_| decide(current.as_ref()));
+        let Ok(current) = lease.current(&pin()) else { return Outcome::Superseded };
+        let op = run(&mut lease, |lease| match decide(current.as_ref()) {
+            Op::Put(value) => Op::Put(Brought::new(lease, value, Ttl::default(), true)),
+            Op::Remove => Op::Remove,
+            Op::Keep => Op::Keep,
+        });
         let (published, outcome) = match (op, current) {
-            (Op::Put(value), current) => {
-                let kept = value.clone();
-                let published = lease.put(value, &kept);
+            (Op::Put(brought), current) => {
+                let (published, kept) = brought.put(lease);
                 (published, if current.is_some() { Outcome::Replaced(kept) } else { Outcome::Inserted(kept) })
             }
             (Op::Remove, Some(value)) => (lease.remove(), Outcome::Removed(value)),

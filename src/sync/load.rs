@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::clock::Moment;
-use crate::engine::{Accept, Demand, Lease, Lookup, QueuedLease, Start, source_fence};
+use crate::engine::{Accept, Demand, Lease, Lookup, Published, QueuedLease, Start, source_fence};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::executor::Job;
 use crate::flight::cycle::{self, Cycle, graph};
@@ -108,15 +108,48 @@ impl Drop for Panicking<'_> {
 
 /// Runs a load under its lease, so that nested calls know on whose behalf they wait. If it panics, the lease that
 /// unwinds with it abandons the flight.
-pub(super) fn run<K: 'static, V: 'static, S, R>(lease: &mut Lease<K, V, S>, load: impl FnOnce(&K) -> R) -> R {
+pub(super) fn run<K: 'static, V: 'static, S, R>(
+    lease: &mut Lease<K, V, S>,
+    load: impl FnOnce(&Lease<K, V, S>) -> R,
+) -> R {
     let _loading = cycle::Loading::enter(graph(), lease.flight().id(), &lease.core().settings.name);
     lease.begin();
     // The twin of the writers' fence, between the claim and the loader.
     source_fence();
     let panicking = Panicking(&lease.core().counters);
-    let result = load(lease.key());
+    let result = load(lease);
     std::mem::forget(panicking);
     result
+}
+
+/// What a load has brought, made within `run`: no user code is left to run before it is published.
+pub(super) struct Brought<V> {
+    value: V,
+    /// The caller's own clone.
+    kept: V,
+    ttl: Ttl,
+    store: bool,
+    took: Duration,
+}
+
+impl<V: Clone + 'static> Brought<V> {
+    /// `own` are the times that the call or the loader asked for; else the cache's `Expiry` is asked.
+    pub(super) fn new<K: 'static, S>(lease: &Lease<K, V, S>, value: V, own: Ttl, store: bool) -> Self {
+        let took = lease.took();
+        let ttl = lease.own_times(&value, own, took);
+        Self { kept: value.clone(), value, ttl, store, took }
+    }
+
+    /// Ends the flight with it. A refused result goes to its own caller all the same.
+    fn publish<K: 'static, S>(self, lease: Lease<K, V, S>) -> (V, How) {
+        let _ = lease.publish(self.value, self.ttl, self.store, &self.kept);
+        (self.kept, How::Loaded { took: self.took })
+    }
+
+    /// Ends the flight with a value that was decided on.
+    pub(super) fn put<K: 'static, S>(self, lease: Lease<K, V, S>) -> (Published, V) {
+        (lease.put(self.value, self.ttl, &self.kept), self.kept)
+    }
 }
 
 /// Runs a closure that can't fail, and publishes its value.
@@ -125,12 +158,7 @@ pub(super) fn lead<K: 'static, V: Clone + 'static, S>(
     ttl: Ttl,
     load: impl FnOnce() -> V,
 ) -> (V, How) {
-    let value = run(&mut lease, |_| load());
-    let took = lease.took();
-    let kept = value.clone();
-    // A refused result goes to its own caller all the same.
-    let _ = lease.publish(value, ttl, true, Some(&kept));
-    (kept, How::Loaded { took })
+    run(&mut lease, |lease| Brought::new(lease, load(), ttl, true)).publish(lease)
 }
 
 /// Runs a closure that may fail, and publishes its value or its error.
@@ -139,59 +167,57 @@ pub(super) fn try_lead<K: 'static, V: Clone + 'static, S, E: Into<BoxError>>(
     ttl: Ttl,
     load: impl FnOnce() -> Result<V, E>,
 ) -> Result<(V, How), LoadError> {
-    match run(&mut lease, |_| load()) {
-        Ok(value) => {
-            let took = lease.took();
-            let kept = value.clone();
-            let _ = lease.publish(value, ttl, true, Some(&kept));
-            Ok((kept, How::Loaded { took }))
-        }
+    match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, ttl, true))) {
+        Ok(brought) => Ok(brought.publish(lease)),
         Err(error) => Err(fail(lease, error.into())),
     }
 }
 
 /// What the attached loader said.
-struct Said<V> {
-    loaded: Result<Loaded<V>, BoxError>,
-    previous: Option<V>,
+enum Said<V> {
+    Brought(Brought<V>),
+    Absent,
+    Failed(BoxError),
 }
 
-/// Calls the attached loader.
+/// Calls the attached loader. `own` are the times that the call asked for.
 fn call_attached<K: 'static, V: Clone + 'static, S>(
     lease: &mut Lease<K, V, S>,
     loader: &dyn Loader<K, V>,
+    own: Ttl,
 ) -> Said<V> {
     let previous = lease.previous(&pin());
-    let mut cx = LoadContext { previous, cause: lease.cause(), lease_left: lease.core().settings.lease };
-    let loaded = run(lease, |key| loader.load(key, &cx));
-    Said { loaded, previous: cx.previous.take() }
+    let cx = LoadContext { previous, cause: lease.cause(), lease_left: lease.core().settings.lease };
+    run(lease, |lease| {
+        let Loaded { found, ttl, store } = match loader.load(lease.key(), &cx) {
+            Ok(loaded) => loaded,
+            Err(error) => return Said::Failed(error),
+        };
+        let value = match (found, cx.previous) {
+            (Found::Value(value), _) | (Found::NotModified, Some(value)) => value,
+            (Found::NotModified, None) => {
+                return Said::Failed("the loader said `not modified`, but there is no previous value".into());
+            }
+            (Found::Absent, _) => return Said::Absent,
+        };
+        let own = Ttl { soft: own.soft.or(ttl.soft), hard: own.hard.or(ttl.hard) };
+        Said::Brought(Brought::new(lease, value, own, store))
+    })
 }
 
-/// Ends a flight with what the attached loader said. `own` are the times that the call asked for.
+/// Ends a flight with what the attached loader said.
 fn conclude<K: 'static, V: Clone + 'static, S>(
     lease: Lease<K, V, S>,
     said: Said<V>,
-    own: Ttl,
 ) -> Result<(V, How), LoadError> {
-    let took = lease.took();
-    let Loaded { found, ttl, store } = match said.loaded {
-        Ok(loaded) => loaded,
-        Err(error) => return Err(fail(lease, error)),
-    };
-    let value = match (found, said.previous) {
-        (Found::Value(value), _) | (Found::NotModified, Some(value)) => value,
-        (Found::NotModified, None) => {
-            return Err(fail(lease, "the loader said `not modified`, but there is no previous value".into()));
-        }
-        (Found::Absent, _) => {
+    match said {
+        Said::Brought(brought) => Ok(brought.publish(lease)),
+        Said::Failed(error) => Err(fail(lease, error)),
+        Said::Absent => {
             let _ = lease.absent();
-            return Err(LoadError::absent());
+            Err(LoadError::absent())
         }
-    };
-    let ttl = Ttl { soft: own.soft.or(ttl.soft), hard: own.hard.or(ttl.hard) };
-    let kept = value.clone();
-    let _ = lease.publish(value, ttl, store, Some(&kept));
-    Ok((kept, How::Loaded { took }))
+    }
 }
 
 /// Ends a flight with its loader's error.
@@ -211,15 +237,8 @@ where
     Job::new(move || {
         let Some(mut lease) = queued.begin() else { return };
         let Some(loader) = lease.core().settings.loader.clone() else { return };
-        match catch_unwind(AssertUnwindSafe(|| call_attached(&mut lease, &*loader))) {
-            // What panics here is a value's `Clone` or the cache's `Expiry`; the lease abandons the flight.
-            Ok(said) => {
-                let core = lease.core().clone();
-                if catch_unwind(AssertUnwindSafe(|| conclude(lease, said, Ttl::default()))).is_err() {
-                    core.counters.add(Count::LoadFailures);
-                    core.counters.add(Count::LoaderPanics);
-                }
-            }
+        match catch_unwind(AssertUnwindSafe(|| call_attached(&mut lease, &*loader, Ttl::default()))) {
+            Ok(said) => drop(conclude(lease, said)),
             // Nobody's own call: remembered as a failure, so that a hot key does not panic on each read.
             Err(_) => {
                 let _ = lease.fail_alone(LoadError::panicked());
@@ -285,7 +304,8 @@ where
                 }
             };
             refuse_under_pin();
-            let now = core.time.now();
+            // Exactly: a coarse clock lags, and would end a short wait at once.
+            let now = core.time.precise();
             let (since, deadline) = *waiting.get_or_insert_with(|| {
                 core.counters.add(Count::Misses);
                 (now, terms.patience.map_or(Moment::NEVER, |patience| now.plus(patience)))
@@ -297,7 +317,7 @@ where
                 // Who wants to lead has waited for the way to be free.
                 Waited::Ended(_) if terms.demand.accept.is_none() => {}
                 Waited::Ended(Outcome::Value(value)) => {
-                    let waited = core.time.now().since(since);
+                    let waited = core.time.precise().since(since);
                     return Ok(Turn::Served(value, How::Joined { waited }, None));
                 }
                 Waited::Ended(Outcome::Failure(error)) if terms.shares.shares(error.kind()) => {
@@ -306,7 +326,7 @@ where
                 Waited::Ended(Outcome::Failure(_) | Outcome::LookAgain) | Waited::LeaseOver => {}
                 Waited::TimedOut => {
                     core.counters.add(Count::WaitTimeouts);
-                    let waited = core.time.now().since(since);
+                    let waited = core.time.precise().since(since);
                     return self.ladder(key, terms, LoadError::timed_out(waited));
                 }
             }
@@ -324,7 +344,8 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if !terms.may_fail() {
+        // An absence is an answer, not a failure.
+        if !terms.may_fail() || error.kind() == LoadErrorKind::Absent {
             return Err(error);
         }
         {
@@ -403,8 +424,8 @@ where
                 Ok((value, how))
             }
             (Ok(Turn::Lead(mut lease)), Some(loader)) => {
-                let said = call_attached(&mut lease, &**loader);
-                conclude(lease, said, ttl).or_else(|error| self.descend(key, &terms, error))
+                let said = call_attached(&mut lease, &**loader, ttl);
+                conclude(lease, said).or_else(|error| self.descend(key, &terms, error))
             }
             (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
             (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
@@ -456,7 +477,7 @@ where
     /// # Errors
     /// [`Failed`](LoadErrorKind::Failed) with `load`'s error or that of the load that was joined;
     /// [`TimedOut`](LoadErrorKind::TimedOut) after the cache's `wait_timeout`; [`Cycle`](LoadErrorKind::Cycle) if the
-    /// load would wait for itself; [`BackingOff`](LoadErrorKind::BackingOff) after a failure.
+    /// load would wait for itself, which takes no ladder.
     ///
     /// # Panics
     /// If `load` panics. In debug builds, if the thread holds a [`Pinned`](crate::Pinned) and would have to load or wait.
@@ -502,12 +523,13 @@ where
             Err(error) if error.kind() == LoadErrorKind::Absent => return None,
             Err(error) => unexpected(&error),
         };
-        let found = run(&mut lease, |_| load());
-        let _ = match &found {
-            Some(value) => lease.publish(value.clone(), Ttl::default(), true, Some(value)),
-            None => lease.absent(),
-        };
-        found
+        match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, Ttl::default(), true))) {
+            Some(brought) => Some(brought.publish(lease).0),
+            None => {
+                let _ = lease.absent();
+                None
+            }
+        }
     }
 
     /// The value of `key`; if there is none, the attached loader's. A stale value is served at once, and one refresh runs

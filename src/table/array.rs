@@ -115,7 +115,7 @@ impl<'g, T: Linked> Array<'g, T> {
     /// The word of a hash's bucket.
     #[inline]
     pub(super) fn load(self, hash: u64) -> Word<T> {
-        // Acquire: elements, lists and splits; pairs with the Release in `replace`, `move_down` and `thaw`.
+        // Acquire: elements, lists and splits; pairs with the Release in `replace`.
         Word::from_raw(self.bucket(hash).load(Ordering::Acquire))
     }
 
@@ -188,12 +188,13 @@ impl<'g, T: Linked> Array<'g, T> {
 
     /// Gives a child its half, unless it has it.
     pub(super) fn thaw(self, hash: u64, half: Word<T>) {
-        // Release: hands on the half's list and elements; pairs with the Acquire in `load`. Relaxed failure: it is
-        // set, by somebody who wrote the same.
+        // Relaxed: whoever comes to this child has come through the frozen word, or through a root that was swung when
+        // all had moved, and has the half's list and elements by that. A failure means that it is set, by somebody who
+        // wrote the same.
         let _ = self.bucket(hash).compare_exchange(
             Word::<T>::UNSET.raw(),
             half.raw(),
-            Ordering::Release,
+            Ordering::Relaxed,
             Ordering::Relaxed,
         );
     }
