@@ -136,7 +136,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// How long a leader may take before somebody else may lead: a load that hangs holds its key no longer than this.
-    /// More than zero. Default: 30 s.
+    /// More than zero; with [`Duration::MAX`] a load that never ends is waited for for ever. Default: 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self

@@ -55,7 +55,7 @@
 //! # Failure
 //! - A failing load with any number of fallible waiters is one load, and one [`LoadError`] for all of them.
 //! - Before a fallible call returns an error, it takes the ladder: a value in [grace](CacheBuilder::stale_if_error), the
-//!   [`fallback`](CacheBuilder::fallback), the error.
+//!   [`fallback`](CacheBuilder::fallback), the error. `Absent`, `NotCached` and `Cycle` are told at once.
 //! - A waiter's deadline never causes a load.
 //! - A loader's panic resumes in its own caller; the others look again, and one of them leads.
 //! - A load that waits for itself, directly or by way of other loads, threads and caches, is reported as a
@@ -91,12 +91,16 @@
 //! | method | guarantee |
 //! |---|---|
 //! | `get`, `read`, `peek`, `contains_key`, `Pinned::get` | lock-free; no retry unless another thread removed or moved the entry just then |
-//! | `insert`, `remove`, `invalidate`, `expire`, eviction of what has expired, growth | lock-free |
+//! | `insert`, `remove`, `invalidate`, `expire`, eviction of what has expired, growth | lock-free; see below for growth |
 //! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks` | lock-free, over all buckets |
 //! | `get_with` and its kin, on a hit | as `get` |
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
 //! | `compute` | waits for loads of its key, up to their leases |
-//! | `refresh` | lock-free, but for starting a thread the first time |
+//! | `refresh`, and stale hits with an attached loader | lock-free, but for starting a thread of the keeper now and then |
+//!
+//! While a shard's table grows, each write to it moves a few buckets. One write allocates the array of twice the size, and one
+//! pin frees the old one: both take time in proportion to the shard, about a millisecond for 100,000 entries. An
+//! [`initial_capacity`](CacheBuilder::initial_capacity), or more shards, avoid that.
 //!
 //! A thread that is suspended anywhere in quell's own code stops none of these in other threads; the crate's tests suspend
 //! one at every step. Outside that promise: the allocator, user code, an executor's own locks, the first use of the
@@ -111,9 +115,12 @@
 //!
 //! # Memory
 //! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
-//! lock-freedom*, 2004), in a collector of quell's own, so that other crates' pins do not hold it. Each thread keeps up to
-//! 64 retired objects to itself until it retires more, calls [`run_pending_tasks`](Cache::run_pending_tasks), or ends. A
-//! [`Pinned`] that lives long holds everything up; one that is leaked is sound, and stops reclamation.
+//! lock-freedom*, 2004), in a collector of quell's own, so that other crates' pins do not hold it. Each thread collects
+//! what it retires in bags of 64 and hands full ones over; every 128th pin of a thread frees some of those that are two epochs
+//! old. So a few hundred removed values can outlive their removal for a while; [`run_pending_tasks`](Cache::run_pending_tasks)
+//! and dropping the last handle hand this thread's bag over and free what no pin holds. Values retired by another thread that
+//! has gone idle wait until it uses quell again, or ends. A [`Pinned`] that lives long holds everything up; one that is leaked
+//! is sound, stops reclamation, and in debug builds makes the thread's later loads panic.
 //!
 //! Values that have expired go when they are met, by a sweep of eight buckets per write (a whole lap within about half as
 //! many writes as there are entries), and by `run_pending_tasks`. Dropping the
@@ -124,10 +131,10 @@
 //! | code | thread | holds | may use the cache | a panic |
 //! |---|---|---|---|---|
 //! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
-//! | [`Expiry`], `fallback` | the caller's | nothing | yes | resumes in its caller; abandons the flight |
+//! | [`Expiry`], `fallback` | the caller's; for a load, the leader's | nothing | yes | as a loader's |
 //! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
 //! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
-//! | `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
+//! | `ToOwned` of keys, `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
 //! | `Drop` of keys and values | any | at most an epoch pin | yes, but not load | in reclamation: caught and counted ([`Stats::drop_panics`]) |
 //! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller |
 //!

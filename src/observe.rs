@@ -111,7 +111,8 @@ pub struct Stats {
     pub stale_hits: u64,
     /// Calls that were answered with a value in grace, after a failed load or a wait that ended.
     pub grace_hits: u64,
-    /// Calls that found nothing they could be answered with at once: they returned nothing, loaded, or waited.
+    /// Calls that found nothing they could be answered with at once: they returned nothing, loaded, or waited. A `compute`
+    /// always leads, and counts here.
     pub misses: u64,
     /// Loads begun, refreshes and `compute` included.
     pub loads: u64,

@@ -36,7 +36,7 @@ use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::primitive::epoch::{Guard, contain, exclusive, retire};
 use crate::primitive::plain::AtomicU64;
 use crate::primitive::step::step;
-use crate::primitive::{Arc, Witness};
+use crate::primitive::{Arc, Witness, exposed, owner};
 use crate::table::{Linked, Table};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -200,6 +200,11 @@ fn loading<K, V>(flight: &Flight<K, V>) -> *mut () {
     tagged(std::ptr::from_ref(flight).cast_mut().cast(), FLIGHT)
 }
 
+/// The word that gives a share of a flight to a slot.
+fn loading_word<K, V>(flight: Arc<Flight<K, V>>) -> *mut () {
+    tagged(exposed(Arc::into_raw(flight).cast_mut()).cast(), FLIGHT)
+}
+
 /// What a slot word is to become.
 pub(crate) enum Next<K, V> {
     /// A load begins, or another one takes over.
@@ -290,7 +295,13 @@ impl<K, V> SlotRef<K, V> {
     pub(crate) fn of(slot: &Slot<K, V>, _guard: &Guard) -> Self {
         // Relaxed: made under a pin (INV-slot-3).
         slot.shares.fetch_add(1, Ordering::Relaxed);
-        Self(NonNull::from(slot))
+        Self::counted(slot)
+    }
+
+    /// A share that has been counted already.
+    fn counted(slot: &Slot<K, V>) -> Self {
+        // SAFETY: the address of a reference is not null.
+        Self(unsafe { NonNull::new_unchecked(owner(slot)) })
     }
 
     /// Gives the share away, as a pointer.
@@ -311,9 +322,9 @@ impl<K, V> Unborn<K, V> {
         // One share for the link, and one for the value in the slot's room.
         let slot = Slot::allocate(hash, key, times.born, 2);
         // SAFETY: INV-slot-4: nobody else knows the slot yet.
-        let cell = std::ptr::from_mut(unsafe { &mut *slot.first.get() }.write(Cell { times, value }));
+        let cell = unsafe { slot.fill_room(Cell { times, value }) };
         // Relaxed: linking the slot publishes it.
-        slot.word.store(cell.cast(), Ordering::Relaxed);
+        slot.word.store(cell.as_ptr().cast(), Ordering::Relaxed);
         Self(Some(slot))
     }
 
@@ -327,7 +338,7 @@ impl<K, V> Unborn<K, V> {
         let slot = Slot::allocate(hash, key, now, 1);
         let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
         // Relaxed: linking the slot publishes it.
-        slot.word.store(tagged(Arc::into_raw(flight.clone()).cast_mut().cast(), FLIGHT), Ordering::Relaxed);
+        slot.word.store(loading_word(flight.clone()), Ordering::Relaxed);
         (Self(Some(slot)), flight)
     }
 
@@ -416,8 +427,8 @@ impl<K, V> NewCell<K, V> {
         }
         let slot = &flight.target;
         // SAFETY: INV-slot-4: only the first flight's lease comes here, and only once, since it is used up by it.
-        let cell = unsafe { &mut *slot.first.get() }.write(Cell { times, value });
-        Self { cell: NonNull::from(cell), room: Some(slot.clone()) }
+        let cell = unsafe { slot.fill_room(Cell { times, value }) };
+        Self { cell, room: Some(slot.clone()) }
     }
 
     fn into_value(self) -> V {
@@ -462,7 +473,25 @@ impl<K, V> Slot<K, V> {
             first: UnsafeCell::new(MaybeUninit::uninit()),
             witness: Witness::new(),
         });
-        SlotRef(NonNull::from(Box::leak(slot)))
+        let slot = exposed(Box::into_raw(slot));
+        // SAFETY: a box is not null.
+        SlotRef(unsafe { NonNull::new_unchecked(slot) })
+    }
+
+    fn room(&self) -> *mut Cell<V> {
+        self.first.get().cast()
+    }
+
+    /// Puts a value into the slot's own room.
+    ///
+    /// # Safety
+    /// INV-slot-4: nobody else does so, and nobody did before.
+    unsafe fn fill_room(&self, cell: Cell<V>) -> NonNull<Cell<V>> {
+        let room = self.room();
+        // SAFETY: by contract nobody else uses the room.
+        unsafe { room.write(cell) };
+        // SAFETY: the room is a part of the slot.
+        unsafe { NonNull::new_unchecked(room) }
     }
 
     pub(crate) fn key(&self) -> &K {
@@ -508,7 +537,7 @@ impl<K, V> Slot<K, V> {
         self.witness.used();
         // Acquire: as in `load`.
         let word = self.word.load(Ordering::Acquire);
-        let room = self.first.get().cast::<Cell<V>>();
+        let room = self.room();
         if word.addr() == room.addr() {
             // By this address and not by the word's, so that the processor need not wait for the word to fetch the cell.
             // SAFETY: INV-slot-2, INV-slot-4: the word leads to the value in the room.
@@ -528,14 +557,14 @@ impl<K, V> Slot<K, V> {
         self.witness.used();
         let held = from.held();
         let to = match to {
-            Next::Loading(flight) => (tagged(Arc::into_raw(flight).cast_mut().cast(), FLIGHT), Keep::All),
+            Next::Loading(flight) => (loading_word(flight), Keep::All),
             Next::Value(cell) => {
                 let room = cell.room.is_some();
                 (cell.publish(), Keep::Nothing { room })
             }
             Next::Failure { error, attempts, pause } => {
                 let record = Box::new(Record { error, attempts, pause, prev: held.cell_ptr() });
-                (tagged(Box::into_raw(record).cast(), RECORD), Keep::Cell)
+                (tagged(exposed(Box::into_raw(record)).cast(), RECORD), Keep::Cell)
             }
             // Nothing was there before a slot's first load: the slot goes with it.
             Next::Prev if held.raw().is_null() => (tagged(null_mut(), DEAD), Keep::All),
@@ -554,7 +583,7 @@ impl<K, V> Slot<K, V> {
         }
         step();
         if let State::Loading(flight) = from {
-            let flight = std::ptr::from_ref(flight);
+            let flight = owner(flight).cast_const();
             // SAFETY: the slot's share, given back once, here.
             let give_back = move || drop(unsafe { Arc::from_raw(flight) });
             // SAFETY: INV-slot-2: taken out by the CAS.
@@ -591,7 +620,7 @@ impl<K, V> Slot<K, V> {
             (_, Keep::Nothing { room }) => {
                 let cell = NonNull::new(word.cast::<Cell<V>>()).expect("a new cell is not null");
                 // A share for the room was kept by `publish`.
-                Next::Value(NewCell { cell, room: room.then(|| SlotRef(NonNull::from(self))) })
+                Next::Value(NewCell { cell, room: room.then(|| SlotRef::counted(self)) })
             }
             (_, Keep::All | Keep::Cell) => Next::Prev,
         }
@@ -599,7 +628,7 @@ impl<K, V> Slot<K, V> {
 
     fn retire_record(held: Held<'_, V>, guard: &Guard) {
         if let Some(record) = held.record() {
-            let record = std::ptr::from_ref(record).cast_mut();
+            let record = owner(record);
             // SAFETY: INV-slot-1: boxed by `swing`, freed once. Its cell is not freed with it.
             let free = move || drop(unsafe { Box::from_raw(record) });
             // SAFETY: INV-slot-1: taken out by the caller's CAS.
@@ -611,15 +640,13 @@ impl<K, V> Slot<K, V> {
         if cell.is_null() {
             return;
         }
-        if cell.addr() == self.first.get().addr() {
+        if cell.addr() == self.room().addr() {
             // The room's share goes with the value.
-            let slot = SlotRef(NonNull::from(self));
+            let slot = SlotRef::counted(self);
             let value_and_share = move || {
                 let slot = slot;
-                // SAFETY: INV-slot-4: no pin that saw the value is left, so that nobody else uses the room.
-                let room = unsafe { &mut *slot.first.get() };
-                // SAFETY: INV-slot-1: a value is in it, taken out by the caller's CAS.
-                unsafe { room.assume_init_drop() };
+                // SAFETY: INV-slot-1, INV-slot-4: a value is in it, taken out by the caller's CAS, and no pin that saw it is left.
+                unsafe { std::ptr::drop_in_place(slot.room()) };
             };
             // SAFETY: INV-slot-1: as above; the share keeps the slot alive until then.
             unsafe { retire(guard, value_and_share) };
@@ -658,7 +685,7 @@ enum Keep {
 
 /// A share of a flight that was read from its slot under a pin that still lasts.
 pub(crate) fn share_of<K, V>(flight: &Flight<K, V>) -> Arc<Flight<K, V>> {
-    let raw = std::ptr::from_ref(flight);
+    let raw = owner(flight).cast_const();
     // SAFETY: INV-slot-2: the slot's share is given back through retire, so the count is above zero under the pin.
     unsafe { Arc::increment_strong_count(raw) };
     // SAFETY: the share that was just made.

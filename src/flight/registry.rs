@@ -1,8 +1,8 @@
 //! A lock-free list of what is under way: seats that are taken and left, in chunks that are never given back.
 
-use crate::primitive::Arc;
 use crate::primitive::atomic::{AtomicPtr, Ordering};
 use crate::primitive::epoch::{Guard, retire};
+use crate::primitive::{Arc, exposed, owner};
 use std::ptr::{NonNull, null_mut};
 
 /// Seats of one chunk.
@@ -40,7 +40,7 @@ impl<T> Registry<T> {
 
     /// Takes a free seat. Lock-free: a failed CAS means that another took that seat.
     pub(crate) fn enter(&self, item: Arc<T>) -> Seat<T> {
-        let item = Arc::into_raw(item).cast_mut();
+        let item = exposed(Arc::into_raw(item).cast_mut());
         let hint = crate::primitive::epoch::number();
         let mut chunk = &self.first;
         loop {
@@ -118,7 +118,7 @@ impl<T> Registry<T> {
     pub(crate) fn shares(&self, guard: &Guard) -> Vec<Arc<T>> {
         let mut shares = Vec::new();
         self.each(guard, |item| {
-            let raw = std::ptr::from_ref(item);
+            let raw = owner(item).cast_const();
             // SAFETY: the seat's share is given back through retire, so the count is above zero under the pin.
             unsafe { Arc::increment_strong_count(raw) };
             // SAFETY: the share that was just made; the item came from `into_raw`.

@@ -126,3 +126,15 @@ pub(crate) mod plain {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
+
+/// Notes that the owner of this allocation will come back to it by way of a reference, see [`owner`].
+pub(crate) fn exposed<T>(raw: *mut T) -> *mut T {
+    let _ = raw.expose_provenance();
+    raw
+}
+
+/// The pointer by which an allocation is owned, from a reference into it: a reference alone gives no right to free.
+/// The pointer must have been [`exposed`] when the allocation was made.
+pub(crate) fn owner<T>(of: &T) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(std::ptr::from_ref(of).addr())
+}

@@ -186,11 +186,10 @@ impl<T: Linked> Table<T> {
     /// Unlinks exactly `old`; the winner's share goes to the collector. `false` if it was not linked any more.
     pub(crate) fn unlink(&self, old: &T, guard: &Guard) -> bool {
         let hash = old.hash();
-        let old = NonNull::from(old);
         loop {
             let (array, seen) = self.writable(hash, guard);
             // SAFETY: read from a live word under `guard`; lists live as long as elements (INV-table-4).
-            let Some(wanted) = (unsafe { seen.without(old) }) else { return false };
+            let Some((wanted, old)) = (unsafe { seen.without(old) }) else { return false };
             step();
             if array.replace(hash, seen, wanted, guard) {
                 step();

@@ -234,21 +234,23 @@ impl<T: Linked> Word<T> {
         }
     }
 
-    /// The word without `old`, `None` if it does not lead to it. Nothing is freed.
+    /// The word without `old`, and the pointer to it that was linked; `None` if it does not lead to it. Nothing is freed.
     ///
     /// # Safety
     /// As for `find`; `old` itself is only compared.
-    pub(super) unsafe fn without(self, old: NonNull<T>) -> Option<Self> {
+    pub(super) unsafe fn without(self, old: *const T) -> Option<(Self, NonNull<T>)> {
+        let is_old = |element: NonNull<T>| std::ptr::eq(element.as_ptr(), old);
         if let Some(only) = self.only() {
-            return (only == old).then_some(Self::EMPTY);
+            return is_old(only).then_some((Self::EMPTY, only));
         }
         // SAFETY: by contract.
         let many = unsafe { self.many() };
-        let gap = many.iter().position(|entry| entry.element == old)?;
-        Some(match many {
+        let gap = many.iter().position(|entry| is_old(entry.element))?;
+        let word = match many {
             [a, b] => Self::one(if gap == 0 { b.element } else { a.element }),
             _ => Self::list(List::new((), many.len() - 1, |i| many[i + usize::from(i >= gap)])),
-        })
+        };
+        Some((word, many[gap].element))
     }
 
     /// The frozen word that this live word becomes; `goes_high` decides by the hash.
