@@ -1,12 +1,15 @@
 //! A header and an array in one allocation, behind a pointer of one word.
 
 use super::Witness;
+use super::atomic::AtomicPtr;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 #[repr(C, align(8))]
 struct Head<H> {
-    len: usize,
+    len: u32,
+    /// How far into the allocation the header begins.
+    pad: u32,
     witness: Witness,
     head: H,
 }
@@ -26,29 +29,46 @@ impl<H, T> Thin<H, T> {
     /// Where the array begins.
     const OFFSET: usize = size_of::<Head<H>>().next_multiple_of(align_of::<T>());
 
-    fn layout(len: usize) -> (Layout, usize) {
+    const ALIGN: usize =
+        if align_of::<T>() > align_of::<Head<H>>() { align_of::<T>() } else { align_of::<Head<H>>() };
+
+    /// What is asked of the allocator: no more than the usual alignment, since memory that is to be zeroed costs more
+    /// with a larger one. The rest is made up for by room to move the header.
+    fn layout(len: usize) -> Layout {
+        const USUAL: usize = 16;
         let tail = Layout::array::<T>(len).expect("an array of this length fits into memory");
-        let (layout, offset) = Layout::new::<Head<H>>().extend(tail).expect("and so does its header");
-        (layout.pad_to_align(), offset)
+        let (whole, _) = Layout::new::<Head<H>>().extend(tail).expect("and so does its header");
+        let slack = Self::ALIGN.saturating_sub(USUAL);
+        let size = whole.pad_to_align().size() + slack;
+        Layout::from_size_align(size, Self::ALIGN.min(USUAL)).expect("and so does its alignment")
+    }
+
+    /// Allocates by `allocate`, and writes the header.
+    fn begin(head: H, len: usize, allocate: unsafe fn(Layout) -> *mut u8) -> Self {
+        let layout = Self::layout(len);
+        // SAFETY: the layout has the size of `Head<H>` at least, which is not zero.
+        let raw = unsafe { allocate(layout) };
+        let Some(raw) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let pad = raw.addr().get().next_multiple_of(Self::ALIGN) - raw.addr().get();
+        // SAFETY: the layout has slack for this.
+        let start = unsafe { raw.add(pad) }.cast::<Head<H>>();
+        let len = u32::try_from(len).expect("an array is indexed by less than half a hash");
+        // SAFETY: freshly allocated for this header, and aligned for it now.
+        unsafe { start.write(Head { len, pad: pad as u32, witness: Witness::new(), head }) };
+        Self(start, std::marker::PhantomData)
     }
 
     /// Allocates and fills; `fill` must not panic.
     pub(crate) fn new(head: H, len: usize, mut fill: impl FnMut(usize) -> T) -> Self {
-        let (layout, offset) = Self::layout(len);
-        // SAFETY: the layout has the size of `Head<H>` at least, which holds a `usize`.
-        let raw = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(raw.cast::<Head<H>>()) else { handle_alloc_error(layout) };
-        // SAFETY: freshly allocated for this header, aligned by the layout.
-        unsafe { start.write(Head { len, witness: Witness::new(), head }) };
-        // SAFETY: `extend` placed the array at this offset of the same allocation.
-        let tail = unsafe { raw.add(offset) }.cast::<T>();
+        let thin = Self::begin(head, len, alloc);
+        let tail = thin.tail_ptr().cast::<T>();
         for i in 0..len {
             // SAFETY: `i < len`, and the layout has room for `len` elements.
             let at = unsafe { tail.add(i) };
             // SAFETY: as above, and nothing lives there yet.
             unsafe { at.write(fill(i)) };
         }
-        Self(start, std::marker::PhantomData)
+        thin
     }
 
     pub(crate) fn as_ptr(self) -> *mut () {
@@ -80,7 +100,7 @@ impl<H, T> Thin<H, T> {
         // SAFETY: every caller vouches that the allocation lives; `new` wrote the header.
         let head = unsafe { self.0.as_ref() };
         head.witness.used();
-        let len = head.len;
+        let len = head.len as usize;
         // SAFETY: the array begins at this offset of the allocation (`Layout::extend`).
         let start = unsafe { self.0.as_ptr().cast::<u8>().add(Self::OFFSET) }.cast::<T>();
         std::ptr::slice_from_raw_parts_mut(start, len)
@@ -120,18 +140,36 @@ impl<H, T> Thin<H, T> {
         let tail = self.tail_ptr();
         // SAFETY: owned by the caller, alive until the end of this function.
         unsafe { self.0.as_ref() }.witness.ended();
-        let (layout, _) = Self::layout(tail.len());
+        let layout = Self::layout(tail.len());
+        // SAFETY: as above.
+        let pad = unsafe { self.0.as_ref() }.pad as usize;
         // SAFETY: the elements were written by `new` and are dropped once, here.
         unsafe { std::ptr::drop_in_place(tail) };
         // SAFETY: the header likewise.
         unsafe { std::ptr::drop_in_place(self.0.as_ptr()) };
-        let raw = self.0.as_ptr().cast();
+        // SAFETY: the allocation began so much before the header.
+        let raw = unsafe { self.0.as_ptr().cast::<u8>().sub(pad) };
         // SAFETY: allocated by `new` with this layout.
         let give_back = move || unsafe { dealloc(raw, layout) };
         #[cfg(loom)]
         super::epoch::give_back_last(give_back);
         #[cfg(not(loom))]
         give_back();
+    }
+}
+
+impl<H> Thin<H, AtomicPtr<()>> {
+    /// Null pointers, of memory that the system hands out zeroed: a large array costs nothing until it is used.
+    #[cfg(not(loom))]
+    pub(crate) fn of_null(head: H, len: usize) -> Self {
+        // All bits zero is a null pointer.
+        Self::begin(head, len, std::alloc::alloc_zeroed)
+    }
+
+    /// Null pointers.
+    #[cfg(loom)]
+    pub(crate) fn of_null(head: H, len: usize) -> Self {
+        Self::new(head, len, |_| AtomicPtr::new(std::ptr::null_mut()))
     }
 }
 

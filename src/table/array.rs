@@ -37,15 +37,25 @@ impl<T> Clone for Array<'_, T> {
 impl<T> Copy for Array<'_, T> {}
 
 impl<'g, T: Linked> Array<'g, T> {
-    /// An array of `1 << bits` buckets that all hold `word`.
-    pub(super) fn allocate(bits: u32, word: Word<T>) -> Self {
+    /// An array of `1 << bits` buckets that hold nothing.
+    pub(super) fn empty(bits: u32) -> Self {
+        Self::allocate(bits, |head, len| Thin::new(head, len, |_| AtomicPtr::new(Word::<T>::EMPTY.raw())))
+    }
+
+    /// An array of `1 << bits` buckets that are unset.
+    fn unset(bits: u32) -> Self {
+        // `UNSET` is the zero word.
+        Self::allocate(bits, Thin::of_null)
+    }
+
+    fn allocate(bits: u32, make: impl FnOnce(Head, usize) -> Thin<Head, AtomicPtr<()>>) -> Self {
         debug_assert!((1..64).contains(&bits), "a shift must be less than the width of a hash");
         let head = Head {
             next: AtomicPtr::new(null_mut()),
             claimed: AtomicUsize::new(0),
             moved: AtomicUsize::new(0),
         };
-        let buckets = Thin::new(head, 1 << bits, |_| AtomicPtr::new(word.raw()));
+        let buckets = make(head, 1 << bits);
         Self(buckets.as_ptr().map_addr(|a| a | (64 - bits) as usize), PhantomData)
     }
 
@@ -147,12 +157,12 @@ impl<'g, T: Linked> Array<'g, T> {
     /// Whether an array of twice the size can be indexed and no growth is under way.
     pub(super) fn may_grow(self) -> bool {
         // Relaxed: a hint; the CAS in `begin_growth` decides.
-        self.head().next.load(Ordering::Relaxed).is_null() && self.shift() > 32
+        self.head().next.load(Ordering::Relaxed).is_null() && self.shift() > 33
     }
 
     /// Puts an unset array of twice the size below this one, which must be the root.
     pub(super) fn begin_growth(self) {
-        let next = Self::allocate(64 - self.shift() + 1, Word::UNSET);
+        let next = Self::unset(64 - self.shift() + 1);
         step();
         // Release: the words of `next`; pairs with the Acquire in `try_next`.
         let begun = self.head().next.compare_exchange(
@@ -251,6 +261,6 @@ impl<'g, T: Linked> Array<'g, T> {
     /// Takes a bucket's content out.
     pub(super) fn take(self, bucket: usize) -> Word<T> {
         // Relaxed: the caller is alone.
-        Word::from_raw(self.buckets()[bucket].swap(null_mut(), Ordering::Relaxed))
+        Word::from_raw(self.buckets()[bucket].swap(Word::<T>::EMPTY.raw(), Ordering::Relaxed))
     }
 }

@@ -85,7 +85,7 @@ impl<T: Linked> Table<T> {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         let buckets = capacity.saturating_mul(2).clamp(2, 1 << 31).next_power_of_two();
         Self {
-            root: AtomicPtr::new(Array::<T>::allocate(buckets.trailing_zeros(), Word::EMPTY).as_ptr()),
+            root: AtomicPtr::new(Array::<T>::empty(buckets.trailing_zeros()).as_ptr()),
             linked: Padded(AtomicUsize::new(0)),
             marker: std::marker::PhantomData,
         }

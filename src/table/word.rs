@@ -2,13 +2,13 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | `0` | nothing, live |
+//! | `HIGH` | nothing, live |
 //! | pointer | one element, live |
 //! | pointer + `LIST` | an immutable list of two or more elements, live |
 //! | `FROZEN` | nothing, and the halves are the children's |
 //! | pointer + `FROZEN` (+ `HIGH`) | one element, which goes to the low (high) child |
 //! | pointer + `FROZEN` + `LIST` | both halves, in a [`Split`] |
-//! | `HIGH` | `UNSET`: a child whose parent has not been frozen |
+//! | `0` | `UNSET`: a child whose parent has not been frozen; zero, so that a new array costs nothing until it is used |
 //!
 //! A frozen word never changes. The pointers are those of elements, lists and splits, whose alignment leaves
 //! three bits.
@@ -22,7 +22,7 @@ use std::ptr::{NonNull, null_mut};
 const LIST: usize = 1;
 /// The bucket has moved down: no writer may change it any more. Set by the freezer, never cleared.
 const FROZEN: usize = 2;
-/// With `FROZEN`: the one element goes to the high child. Alone: `UNSET`.
+/// With `FROZEN`: the one element goes to the high child. Alone: nothing, live.
 const HIGH: usize = 4;
 const TAGS: usize = LIST | FROZEN | HIGH;
 
@@ -59,8 +59,8 @@ impl<T> Clone for Word<T> {
 impl<T> Copy for Word<T> {}
 
 impl<T> Word<T> {
-    pub(super) const EMPTY: Self = Self(null_mut(), PhantomData);
-    pub(super) const UNSET: Self = Self(std::ptr::without_provenance_mut(HIGH), PhantomData);
+    pub(super) const EMPTY: Self = Self(std::ptr::without_provenance_mut(HIGH), PhantomData);
+    pub(super) const UNSET: Self = Self(null_mut(), PhantomData);
 
     #[inline]
     pub(super) fn from_raw(raw: *mut ()) -> Self {
@@ -97,7 +97,7 @@ impl<T> Word<T> {
 
     #[inline]
     pub(super) fn is_unset(self) -> bool {
-        self.0.addr() == HIGH
+        self.0.addr() == 0
     }
 
     #[inline]
@@ -144,7 +144,7 @@ impl<T> Word<T> {
             let split = unsafe { &*pointer.cast::<Split<T>>() };
             return split.halves[usize::from(high)];
         }
-        if self.has(HIGH) == high { Self(pointer, PhantomData) } else { Self::EMPTY }
+        if self.has(HIGH) == high && !pointer.is_null() { Self(pointer, PhantomData) } else { Self::EMPTY }
     }
 
     /// The list that this live word leads to.
