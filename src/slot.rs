@@ -31,47 +31,25 @@
 use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::{self, Ticket};
-use crate::freshness::Times;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
-use crate::primitive::epoch::{Guard, contain, exclusive, retire};
+use crate::primitive::epoch::{Guard, exclusive, retire};
 use crate::primitive::plain::AtomicU64;
 use crate::primitive::step::step;
 use crate::primitive::{Arc, Witness, exposed, owner};
-use crate::table::{Linked, Table};
+use crate::table::Linked;
 use std::cell::UnsafeCell;
-use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr::{NonNull, null_mut};
 
+mod birth;
+mod held;
 #[cfg(all(test, loom))]
 mod models;
 
-/// A value with its times. Immutable once published.
-#[repr(C, align(8))]
-pub(crate) struct Cell<V> {
-    pub(crate) value: V,
-    pub(crate) times: Times,
-}
-
-/// Until when a failed load of a key holds up the next one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pause {
-    /// No refresh of a value that is still served begins before this.
-    pub(crate) refresh: Moment,
-    /// No load that somebody waits for begins before this. Not after `refresh`.
-    pub(crate) load: Moment,
-}
-
-/// A remembered failure, and the value that was there before it, if any.
-#[repr(align(8))]
-pub(crate) struct Record<V> {
-    pub(crate) error: LoadError,
-    pub(crate) attempts: u32,
-    pub(crate) pause: Pause,
-    /// The cell that the failed load was to replace; the slot owns it (INV-slot-1).
-    prev: *mut Cell<V>,
-}
+pub(crate) use birth::{NewCell, Unborn, bury_all};
+use held::Record;
+pub(crate) use held::{Cell, Held, HeldWord, Pause};
 
 const CELL: usize = 0;
 const RECORD: usize = 1;
@@ -85,75 +63,6 @@ fn tagged(pointer: *mut (), tag: usize) -> *mut () {
 
 fn untagged(word: *mut ()) -> *mut () {
     word.map_addr(|a| a & !TAGS)
-}
-
-/// What a slot holds beside a load: nothing, a cell, or a record. Only a word; [`Held`] reads it.
-pub(crate) struct HeldWord<V>(*mut (), PhantomData<*const V>);
-
-impl<V> Clone for HeldWord<V> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<V> Copy for HeldWord<V> {}
-
-// SAFETY: a word; whoever dereferences it vouches for the rest.
-unsafe impl<V: Send + Sync> Send for HeldWord<V> {}
-// SAFETY: as above.
-unsafe impl<V: Send + Sync> Sync for HeldWord<V> {}
-
-/// What a slot holds beside a load, readable for `'g`.
-pub(crate) struct Held<'g, V>(HeldWord<V>, PhantomData<&'g V>);
-
-impl<V> Clone for Held<'_, V> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<V> Copy for Held<'_, V> {}
-
-impl<'g, V> Held<'g, V> {
-    /// # Safety
-    /// The word is null, or was read under a pin that lasts for `'g` from a slot that leads to it (INV-slot-2).
-    unsafe fn new(word: *mut ()) -> Self {
-        Self(HeldWord(word, PhantomData), PhantomData)
-    }
-
-    pub(crate) fn nothing() -> Self {
-        Self(HeldWord(null_mut(), PhantomData), PhantomData)
-    }
-
-    fn raw(self) -> *mut () {
-        self.0.0
-    }
-
-    pub(crate) fn word(self) -> HeldWord<V> {
-        self.0
-    }
-
-    pub(crate) fn is_nothing(self) -> bool {
-        self.raw().is_null()
-    }
-
-    pub(crate) fn record(self) -> Option<&'g Record<V>> {
-        let raw = self.raw();
-        // SAFETY: the tag says what it is, and it is readable for `'g`.
-        (raw.addr() & TAGS == RECORD).then(|| unsafe { &*untagged(raw).cast::<Record<V>>() })
-    }
-
-    fn cell_ptr(self) -> *mut Cell<V> {
-        match self.record() {
-            Some(record) => record.prev,
-            None => self.raw().cast(),
-        }
-    }
-
-    /// The value that is there, in whatever stage: a record keeps the one that its load was to replace.
-    #[inline]
-    pub(crate) fn cell(self) -> Option<&'g Cell<V>> {
-        // SAFETY: readable for `'g`, and the slot owns a record's cell with the record.
-        unsafe { self.cell_ptr().as_ref() }
-    }
 }
 
 /// The flights of slots.
@@ -312,82 +221,6 @@ impl<K, V> SlotRef<K, V> {
     }
 }
 
-/// A slot that is not linked yet, so that nobody but its owner has seen it.
-#[must_use]
-pub(crate) struct Unborn<K, V>(Option<SlotRef<K, V>>);
-
-impl<K, V> Unborn<K, V> {
-    /// A slot that is born with a value.
-    pub(crate) fn with_value(hash: u64, key: K, times: Times, value: V) -> Self {
-        // One share for the link, and one for the value in the slot's room.
-        let slot = Slot::allocate(hash, key, times.born, 2);
-        // SAFETY: INV-slot-4: nobody else knows the slot yet.
-        let cell = unsafe { slot.fill_room(Cell { times, value }) };
-        // Relaxed: linking the slot publishes it.
-        slot.word.store(cell.as_ptr().cast(), Ordering::Relaxed);
-        Self(Some(slot))
-    }
-
-    /// A slot that is born with a load of its value.
-    pub(crate) fn with_flight(
-        hash: u64,
-        key: K,
-        now: Moment,
-        flight: impl FnOnce(SlotRef<K, V>, HeldWord<V>) -> Flight<K, V>,
-    ) -> (Self, Arc<Flight<K, V>>) {
-        let slot = Slot::allocate(hash, key, now, 1);
-        let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
-        // Relaxed: linking the slot publishes it.
-        slot.word.store(loading_word(flight.clone()), Ordering::Relaxed);
-        (Self(Some(slot)), flight)
-    }
-
-    /// Links the slot, unless one of this key is linked already.
-    pub(crate) fn link(mut self, table: &Table<Slot<K, V>>, guard: &Guard) -> Result<(), Self>
-    where
-        K: Eq,
-    {
-        let Some(slot) = &self.0 else { return Ok(()) };
-        // `Eq` is user code: until it has spoken, the share is ours to drop.
-        if table.link(slot.0, slot.hash(), |other| other.key == slot.key, guard).is_err() {
-            return Err(self);
-        }
-        // The share is the table's now.
-        self.0.take().map(SlotRef::into_link);
-        Ok(())
-    }
-
-    /// The key and the value of a slot that was to be born with a value.
-    pub(crate) fn into_parts(mut self) -> Option<(K, V)> {
-        let raw = self.0.take()?.into_link();
-        // SAFETY: an unborn slot has only its owner's share and the value's, and both end here.
-        let slot = *unsafe { Box::from_raw(raw.as_ptr()) };
-        // SAFETY: INV-slot-4: `with_value` put a value there; it is moved out once, here.
-        let cell = unsafe { slot.first.into_inner().assume_init() };
-        Some((slot.key, cell.value))
-    }
-}
-
-impl<K, V> Drop for Unborn<K, V> {
-    fn drop(&mut self) {
-        if let Some(slot) = self.0.take() {
-            // SAFETY: nobody else has seen the slot.
-            unsafe { slot.bury() };
-        }
-    }
-}
-
-/// Drops all that a table of slots holds, at once.
-pub(crate) fn bury_all<K, V>(table: &mut Table<Slot<K, V>>) {
-    table.drain(|link| {
-        let slot = SlotRef(link);
-        // SAFETY: `&mut`: nobody else is in the table. A lease would have kept the cache alive, and one in a queue looks at
-        // the slot only after it has made sure of that.
-        contain(|| unsafe { slot.bury() });
-        contain(|| drop(slot));
-    });
-}
-
 impl<K, V> Linked for Slot<K, V> {
     #[inline]
     fn hash(&self) -> u64 {
@@ -404,60 +237,6 @@ impl<K, V> Linked for Slot<K, V> {
             slot.witness.ended();
             // SAFETY: that was the last share.
             drop(unsafe { Box::from_raw(this.as_ptr()) });
-        }
-    }
-}
-
-/// A cell that is to be published: in a box, or in the slot's own room.
-pub(crate) struct NewCell<K, V> {
-    cell: NonNull<Cell<V>>,
-    /// The share of the slot in whose room it is.
-    room: Option<SlotRef<K, V>>,
-}
-
-impl<K, V> NewCell<K, V> {
-    pub(crate) fn boxed(times: Times, value: V) -> Self {
-        Self { cell: NonNull::from(Box::leak(Box::new(Cell { times, value }))), room: None }
-    }
-
-    /// In the room of the flight's slot if it is the first flight, else in a box.
-    pub(crate) fn for_flight(flight: &Flight<K, V>, times: Times, value: V) -> Self {
-        if !flight.first {
-            return Self::boxed(times, value);
-        }
-        let slot = &flight.target;
-        // SAFETY: INV-slot-4: only the first flight's lease comes here, and only once, since it is used up by it.
-        let cell = unsafe { slot.fill_room(Cell { times, value }) };
-        Self { cell, room: Some(slot.clone()) }
-    }
-
-    fn into_value(self) -> V {
-        let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: moved out once, here; `this` is not dropped.
-        let room = unsafe { std::ptr::read(&raw const this.room) };
-        match room {
-            // SAFETY: written by `for_flight`, published to nobody, and moved out once, here.
-            Some(_slot) => unsafe { this.cell.read() }.value,
-            // SAFETY: boxed by `boxed`, published to nobody.
-            None => unsafe { Box::from_raw(this.cell.as_ptr()) }.value,
-        }
-    }
-
-    /// The pointer that the slot word is to hold. The share of the room stays with the value.
-    fn publish(self) -> *mut () {
-        let raw = self.cell.as_ptr().cast();
-        std::mem::forget(self);
-        raw
-    }
-}
-
-impl<K, V> Drop for NewCell<K, V> {
-    fn drop(&mut self) {
-        match &self.room {
-            // SAFETY: written by `for_flight`, published to nobody.
-            Some(_) => unsafe { std::ptr::drop_in_place(self.cell.as_ptr()) },
-            // SAFETY: boxed by `boxed`, published to nobody.
-            None => drop(unsafe { Box::from_raw(self.cell.as_ptr()) }),
         }
     }
 }
