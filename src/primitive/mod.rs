@@ -11,6 +11,7 @@ pub(crate) mod model;
 pub(crate) mod park;
 pub(crate) mod step;
 pub(crate) mod thin;
+#[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
 pub(crate) mod thread;
 
 #[cfg(not(loom))]

@@ -13,7 +13,6 @@ const WORDS: usize = NUMBERED / 64;
 static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 /// A number that is taken until it is dropped.
-#[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
 pub(crate) struct Number(usize);
 
 impl Number {

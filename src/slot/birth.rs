@@ -66,7 +66,7 @@ impl<K, V> Drop for NewCell<K, V> {
 
 /// A slot that is not linked yet, so that nobody but its owner has seen it.
 #[must_use]
-pub(crate) struct Unborn<K, V>(Option<SlotRef<K, V>>);
+pub(crate) struct Unborn<K, V>(pub(super) Option<SlotRef<K, V>>);
 
 impl<K, V> Unborn<K, V> {
     /// A slot that is born with a value.

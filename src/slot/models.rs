@@ -13,6 +13,7 @@
 //! | `the_last_share_frees_the_slot` | the shares do not release, or do not acquire |
 
 use super::*;
+use crate::freshness::Times;
 use crate::primitive::epoch::pin;
 use crate::primitive::model::{Census, Value, both, spawn};
 use crate::primitive::{UnsafeCell as Watched, Witness};
