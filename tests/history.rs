@@ -1,4 +1,5 @@
-//! Recorded histories against a sequential model of one key: `cargo test --test history`. With `QUELL_LONG=1` for a minute.
+//! Recorded histories against a sequential model of one key: `cargo test --test history`; with `QUELL_LONG=1` for a
+//! minute.
 //!
 //! Threads work on few keys, and yield inside quell's windows: in loaders, in `Eq` of keys, in `Clone` of values and in
 //! the clock. Each call is noted with stamps from one counter. Every value, and the load that is to bring it, has a number
@@ -19,7 +20,7 @@
 //! | `insert` | its call | | that value, fresh; no flight |
 //! | `remove`, `invalidate`, `invalidate_all`, `retain` | its call | what is returned is the value | nothing; no flight |
 //! | `expire` | its call | it says whether there is a value | stale; no flight |
-//! | `compute` claims | call, closure's start | no flight; its closure sees the value | its flight |
+//! | `compute` claims | call, closure's start | no flight; its closure, if it runs, sees the value | its flight |
 //! | `compute` ends | closure's end, return | `Superseded` if and only if the flight is not its own | as it says; no flight |
 //!
 //! A load is thus two steps, as it is two compare-and-swaps, and nothing in the model is left to choice. A load that is
@@ -293,9 +294,11 @@ impl Recorder<'_> {
                 }
             })
         });
-        let (seen, (start, end)) = ran.expect("its closure runs");
         let effect = outcome != Outcome::Superseded;
+        let (over, (start, end)) =
+            ran.map_or((Over::Unseen, (to, from)), |(seen, window)| (Over::Seen(seen), window));
         if effect {
+            let (seen, _) = ran.expect("it has decided");
             let expected = match (ending, seen) {
                 (Ending::Put, None) => Outcome::Inserted(Value(id)),
                 (Ending::Put, Some(_)) => Outcome::Replaced(Value(id)),
@@ -306,7 +309,6 @@ impl Recorder<'_> {
             assert_eq!(outcome, expected);
         }
         let gives = if effect && matches!(ending, Ending::Put) { Gives::Value } else { Gives::Nothing };
-        let over = if effect { Over::Seen(seen) } else { Over::SeenAtMost(seen) };
         self.note(key.0, from, start, Did::Claim(Flight { id, gives }, over));
         self.note(key.0, end, to, Did::End { id, ending, effect: Some(effect) });
     }
@@ -530,7 +532,7 @@ fn the_checker_knows_good_histories() {
             "a decision that came too late",
             &[
                 at(1, 2, Insert(7)),
-                at(3, 6, Did::Claim(Flight { id: 8, gives: Gives::Nothing }, Over::SeenAtMost(None))),
+                at(3, 6, Did::Claim(Flight { id: 8, gives: Gives::Nothing }, Over::Unseen)),
                 at(4, 5, Remove(Some(7))),
                 decided(8, Ending::Put, false, 7, 8),
                 at(9, 10, Read(None)),
@@ -549,7 +551,7 @@ fn the_checker_knows_good_histories() {
 #[test]
 fn the_checker_knows_bad_histories() {
     use Did::{Clear, Expire, Failed, Insert, Read, Remove, Served};
-    let bad: [(&str, &[Timed<Did>]); 16] = [
+    let bad: [(&str, &[Timed<Did>]); 17] = [
         ("an insert is lost", &[at(1, 2, Insert(7)), at(3, 4, Read(None))]),
         ("out of thin air", &[at(1, 2, Read(Some(7)))]),
         ("time goes backwards", &[at(1, 10, Insert(7)), at(2, 3, Read(Some(7))), at(4, 5, Read(None))]),
@@ -612,10 +614,19 @@ fn the_checker_knows_bad_histories() {
         (
             "what a refused decision was to put",
             &[
-                at(1, 2, Did::Claim(Flight { id: 8, gives: Gives::Nothing }, Over::SeenAtMost(None))),
+                at(1, 2, Did::Claim(Flight { id: 8, gives: Gives::Nothing }, Over::Seen(None))),
                 at(3, 9, Served(8)),
                 at(4, 5, Clear),
                 decided(8, Ending::Put, false, 6, 7),
+            ],
+        ),
+        (
+            "a decision on what was not there, though it was refused",
+            &[
+                at(1, 2, Insert(7)),
+                at(3, 4, Did::Claim(Flight { id: 8, gives: Gives::Nothing }, Over::Seen(None))),
+                at(5, 6, Clear),
+                decided(8, Ending::Put, false, 7, 8),
             ],
         ),
         (

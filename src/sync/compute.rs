@@ -42,8 +42,9 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Calls `decide` with the value of `key` and does what it says, as one step: if an `insert`, a `remove` or another
-    /// load of the key came in between, nothing is done and the outcome is [`Superseded`](Outcome::Superseded).
+    /// Calls `decide` once with the value of `key` and does what it says, as one step: if an `insert`, a `remove` or
+    /// another load of the key came in between, nothing is done and the outcome is [`Superseded`](Outcome::Superseded).
+    /// If that happens before `decide` could be shown the value, it is not called.
     ///
     /// It runs under a lease, like a load: other `compute`s and loads of the key wait for it, and it waits for them.
     /// Whoever waits gets the value that was put, or looks again. A value that has expired counts as absent.

@@ -28,10 +28,10 @@ pub(crate) struct Flight {
 pub(crate) enum Over {
     /// A load replaces a stale value, or none.
     NothingFresh,
-    /// A `compute` that took effect saw what was there.
+    /// A `compute` decides on what is there.
     Seen(Option<Id>),
-    /// A `compute` that was superseded saw what was there, or nothing if that came first.
-    SeenAtMost(Option<Id>),
+    /// A `compute` was superseded before it could decide.
+    Unseen,
 }
 
 /// How a flight ends that is still the key's.
@@ -99,7 +99,7 @@ impl Place {
                 let fits = match over {
                     Over::NothingFresh => self.value.is_none() || self.stale,
                     Over::Seen(value) => value == self.value,
-                    Over::SeenAtMost(value) => value.is_none() || value == self.value,
+                    Over::Unseen => true,
                 };
                 (fits && self.flight.is_none(), Self { flight: Some(flight), ..self })
             }
