@@ -29,6 +29,9 @@
 //! leave out a stretch in which a thread was ready to run but had to wait for a core (known on Linux only),
 //! and print `busy` where too few are left: then the machine had something else to do.
 //!
+//! `quell read, own cache` is a control: each thread has a cache to itself, so what two threads cost there is the
+//! processor's doing (its cores may share execution units, or a clock), not the cache's.
+//!
 //! # What is not equal
 //!
 //! quell and moka check a time to live of an hour on every hit; quick_cache has none. The locked maps check
@@ -180,10 +183,18 @@ impl Subject {
 const QUELL_GET: &str = "quell get";
 const QUELL_READ: &str = "quell read";
 const QUELL_PINNED: &str = "quell pin+get";
+const QUELL_APART: &str = "quell read, own cache";
 const QUICK_CACHE: &str = "quick_cache get";
 const MOKA: &str = "moka get";
 const LOCKED_GET: [&str; 3] = ["Mutex<HashMap> get", "RwLock<HashMap> get", "DashMap get"];
 const LOCKED_READ: [&str; 3] = ["Mutex<HashMap> read", "RwLock<HashMap> read", "DashMap read"];
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Which of two caches a thread has for its own: threads that start one after the other have different ones.
+    static MINE: usize = THREADS.fetch_add(1, Ordering::Relaxed) % 2;
+}
 
 fn subjects() -> Vec<Subject> {
     let mut entries: Vec<(u64, Value)> = (0..u64::from(KEYS)).map(|key| (key, Arc::new([key; 8]))).collect();
@@ -212,6 +223,9 @@ fn subjects() -> Vec<Subject> {
         quick.insert(key, value.clone());
         moka.insert(key, value);
     }
+    let twin = quell::Cache::builder().initial_capacity(capacity).time_to_live(TTL).build();
+    quell.iter().for_each(|(key, value)| twin.insert(key, value));
+    let apart = [quell.clone(), twin];
     quell.run_pending_tasks();
     moka.run_pending_tasks();
 
@@ -227,6 +241,10 @@ fn subjects() -> Vec<Subject> {
         Subject::new(QUELL_READ, move |walk| walk.reads(|key| quell_read.read(&key, |value| value[0]))),
         Subject::new(QUELL_PINNED, move |walk| {
             walk.reads(|key| quell_pinned.pin().get(&key).map(|value| value[0]));
+        }),
+        Subject::new(QUELL_APART, move |walk| {
+            let own = &apart[MINE.with(|mine| *mine)];
+            walk.reads(|key| own.read(&key, |value| value[0]));
         }),
         Subject::new(QUICK_CACHE, move |walk| walk.reads(|key| quick.get(&key).map(|value| value[0]))),
         Subject::new(MOKA, move |walk| walk.reads(|key| moka.get(&key).map(|value| value[0]))),
@@ -476,6 +494,8 @@ fn promises(readings: &Readings) -> Vec<Promise> {
     let [get, read, quick] = [QUELL_GET, QUELL_READ, QUICK_CACHE].map(|subject| readings.of(HOT, 2, subject));
     promise("hot key, 2 threads: read / quick_cache".into(), read, quick, 0.2);
     promise("hot key: read with 2 threads / with 1".into(), read, read_alone, 1.15);
+    let apart = readings.of(HOT, 2, QUELL_APART);
+    promise("hot key, 2 threads: read of one cache / of a cache each".into(), read, apart, 1.15);
     for (locked_get, locked_read) in LOCKED_GET.into_iter().zip(LOCKED_READ) {
         let [cloned, in_place] = [locked_get, locked_read].map(|subject| readings.of(HOT, 2, subject));
         let faster = cloned.smaller(in_place);
