@@ -363,16 +363,29 @@ where
         Q: Eq + ?Sized,
     {
         let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
-        match slot.ready_cell(guard) {
-            Some(cell) if self.is_simply_fresh(cell) => Some(Hit { cell, stage: Stage::Fresh }),
-            _ => self.read_any(key, hash, used, guard),
+        match self.simply_fresh(slot, guard) {
+            Some(cell) => Some(Hit { cell, stage: Stage::Fresh }),
+            None => self.read_any(key, hash, used, guard),
         }
     }
 
-    /// Whether a value is fresh, and nothing needs to be noted.
+    /// The value of a key, if it is simply fresh: the common case of every call that may load.
     #[inline(always)]
-    fn is_simply_fresh(&self, cell: &Cell<V>) -> bool {
-        self.settings.time_to_idle.is_none() && (cell.times.never_end() || self.time.now() < cell.times.soft)
+    pub(crate) fn read_fresh<'g, Q>(&'g self, key: &Q, hash: u64, guard: &'g Guard) -> Option<&'g V>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
+        self.simply_fresh(slot, guard).map(|cell| &cell.value)
+    }
+
+    /// A slot's value, if it is fresh and nothing needs to be noted.
+    #[inline(always)]
+    fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, guard: &'g Guard) -> Option<&'g Cell<V>> {
+        let cell = slot.ready_cell(guard)?;
+        let fresh = cell.times.never_end() || self.time.now() < cell.times.soft;
+        (fresh && self.settings.time_to_idle.is_none()).then_some(cell)
     }
 
     /// `read` of whatever is not simply fresh.

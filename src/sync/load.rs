@@ -10,7 +10,7 @@ use crate::flight::{Outcome, Waited};
 use crate::freshness::{Stage, Ttl};
 use crate::loader::{Found, LoadContext, Loaded, Loader};
 use crate::observe::{Count, Counters};
-use crate::primitive::epoch::pin;
+use crate::primitive::epoch::{pin, pin_numbered};
 use crate::primitive::thread::is_pinned_by_user;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -259,6 +259,20 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
+    /// The value, if it is simply fresh: what a hit costs is what `get` costs.
+    #[inline(always)]
+    fn fresh<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.core.hash(key);
+        let (guard, number) = pin_numbered();
+        let value = self.core.read_fresh(key, hash, &guard)?;
+        self.core.counters.add_on(number, Count::Hits);
+        Some(value.clone())
+    }
+
     /// Looks up and waits until the call has its answer, or leads.
     pub(super) fn obtain<Q>(&self, key: &Q, terms: &Terms) -> Result<Turn<K, V, S>, LoadError>
     where
@@ -461,6 +475,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        if let Some(value) = self.fresh(key) {
+            return value;
+        }
         match self.obtain(key, &Terms::infallible(Shares::Nothing)) {
             Ok(Turn::Served(value, _, None)) => value,
             Ok(Turn::Served(_, _, Some(lease)) | Turn::Lead(lease)) => lead(lease, Ttl::default(), load).0,
@@ -498,6 +515,9 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         E: Into<BoxError>,
     {
+        if let Some(value) = self.fresh(key) {
+            return Ok(value);
+        }
         let terms = self.patient(Shares::Failures);
         self.try_load_on(key, &terms, Ttl::default(), load).map(|(value, _)| value)
     }
@@ -517,6 +537,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        if let Some(value) = self.fresh(key) {
+            return Some(value);
+        }
         let mut lease = match self.obtain(key, &Terms::infallible(Shares::Absence)) {
             Ok(Turn::Served(value, _, None)) => return Some(value),
             Ok(Turn::Served(_, _, Some(lease)) | Turn::Lead(lease)) => lease,
@@ -551,6 +574,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        if let Some(value) = self.fresh(key) {
+            return Ok(value);
+        }
         self.load_on(key, &self.patient(Shares::All), Ttl::default()).map(|(value, _)| value)
     }
 
