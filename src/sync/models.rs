@@ -231,7 +231,8 @@ fn an_insert_meets_a_compute() {
         writer.join().unwrap();
         match put {
             Outcome::Replaced(put) => {
-                assert!(matches!((put.number(), f.get()), (11, Some(5)) | (15, Some(15))))
+                assert!(matches!((put.number(), f.get()), (11, Some(5)) | (15, Some(15))));
+                assert_eq!(f.cache.stats().fenced, 0, "what was refused is not told as done");
             }
             Outcome::Superseded => assert_eq!(f.get(), Some(5)),
             _ => panic!("there was a value"),
