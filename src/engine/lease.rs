@@ -257,7 +257,7 @@ impl<K, V, S> Lease<K, V, S> {
         if waiters > 0 {
             flight.ring();
         }
-        if flight.take_hung() {
+        if flight.background && flight.mark_outlived() {
             core.keeper.one_is_back();
         }
         core.sweep_a_little(core.shard(flight.target.hash()), &pin());

@@ -221,8 +221,11 @@ where
         let mut lease = self.claim(slot, State::Loading(old), start, cause, now, guard)?;
         self.counters.add(Count::Takeovers);
         if old.background && running {
+            // Counted first, and taken back if the load has ended just now.
             self.keeper.one_hangs();
-            old.set_hung();
+            if old.mark_outlived() {
+                self.keeper.one_is_back();
+            }
         }
         lease.supersedes(share_of(old));
         Some(lease)

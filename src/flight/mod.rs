@@ -69,8 +69,8 @@ pub(crate) struct Flight<V, T, P> {
     pub(crate) background: bool,
     /// Whether the CAS has been done that makes this a load under way.
     under_way: AtomicBool,
-    /// Whether it was taken over while its load ran.
-    hung: AtomicBool,
+    /// Set by the first of two: who takes a load over that runs, and that load's end.
+    outlived: AtomicBool,
     interest: Interest,
     lease: LeaseWord,
     /// Null while open, `LOOK_AGAIN`, or a box.
@@ -92,7 +92,7 @@ impl<V, T, P> Flight<V, T, P> {
             claimed,
             background: lease_end.is_none(),
             under_way: AtomicBool::new(false),
-            hung: AtomicBool::new(false),
+            outlived: AtomicBool::new(false),
             interest: Interest::new(),
             lease: lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
             outcome: AtomicPtr::new(null_mut()),
@@ -117,16 +117,11 @@ impl<V, T, P> Flight<V, T, P> {
         self.under_way.load(Ordering::Relaxed)
     }
 
-    /// It has been taken over while its load ran.
-    pub(crate) fn set_hung(&self) {
-        // Relaxed: read by the load's own thread when it is done; nothing is published by it.
-        self.hung.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it has been taken over while its load ran; `true` once.
-    pub(crate) fn take_hung(&self) -> bool {
-        // Relaxed: as above.
-        self.hung.swap(false, Ordering::Relaxed)
+    /// Marks that the load has been taken over while it ran, or that it has ended; `true` if the other one came first.
+    #[must_use]
+    pub(crate) fn mark_outlived(&self) -> bool {
+        // Relaxed: settles which of two came first; nothing is published by it.
+        self.outlived.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn is_queued(&self) -> bool {
