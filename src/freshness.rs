@@ -21,6 +21,13 @@ pub struct Ttl {
     pub hard: Option<Duration>,
 }
 
+impl Ttl {
+    /// These times; where they say nothing, `other`'s.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { soft: self.soft.or(other.soft), hard: self.hard.or(other.hard) }
+    }
+}
+
 /// The times of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

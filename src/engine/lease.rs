@@ -305,11 +305,9 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
         published
     }
 
-    /// The times that the cache's `Expiry` gives, where the load itself gave none. User code, so a part of the load.
-    pub(crate) fn own_times(&self, value: &V, own: Ttl, took: Duration) -> Ttl {
-        let Some(expiry) = &self.core.settings.expiry else { return own };
-        let theirs = expiry.ttl(self.key(), value, Some(took));
-        Ttl { soft: own.soft.or(theirs.soft), hard: own.hard.or(theirs.hard) }
+    /// What the load's value is to live, as [`Core::own_ttl`]. User code, so a part of the load.
+    pub(crate) fn own_ttl(&self, value: &V, own: Ttl, took: Duration) -> Ttl {
+        self.core.own_ttl(self.key(), value, own, Some(took))
     }
 }
 

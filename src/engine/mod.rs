@@ -207,8 +207,9 @@ impl<K, V, S> Core<K, V, S> {
         }
         // Relaxed: several threads may sweep the same buckets, which does no harm.
         let mut at = shard.sweep.load(Ordering::Relaxed);
+        let now = self.time.now();
         for _ in 0..SWEPT {
-            at = self.sweep(shard, at, guard).unwrap_or(0);
+            at = self.sweep(shard, at, now, guard).unwrap_or(0);
         }
         shard.sweep.store(at, Ordering::Relaxed);
     }
@@ -223,9 +224,8 @@ impl<K, V, S> Core<K, V, S> {
         }
     }
 
-    /// Kills every spent entry of the bucket.
-    pub(crate) fn sweep(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
-        let now = self.time.now();
+    /// Kills every entry of the bucket that is spent at `now`.
+    pub(crate) fn sweep(&self, shard: &Shard<K, V>, at: u64, now: Moment, guard: &Guard) -> Option<u64> {
         shard.table.visit(at, |slot| self.reap(slot, now, guard), guard)
     }
 

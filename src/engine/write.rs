@@ -13,6 +13,7 @@ use crate::primitive::step::step;
 use crate::slot::{NewCell, Next, Slot, State, Unborn};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 /// Orders what the caller did before (to the source of the values) against what it now reads of the cache, or the other
 /// way round: see this module's head, and the twin in the fronts between a claim and the loader.
@@ -23,16 +24,17 @@ pub(crate) fn source_fence() {
 }
 
 impl<K: 'static, V: 'static, S> Core<K, V, S> {
-    /// The times of a value that is written now: the cache's `Expiry` is asked where the write says nothing.
-    pub(crate) fn times_of_write(&self, key: &K, value: &V, own: Ttl) -> Times {
-        let own = match &self.settings.expiry {
-            Some(expiry) => {
-                let theirs = expiry.ttl(key, value, None);
-                Ttl { soft: own.soft.or(theirs.soft), hard: own.hard.or(theirs.hard) }
-            }
+    /// What a value is to live: `own`, and where that says nothing, what the cache's `Expiry` says.
+    pub(crate) fn own_ttl(&self, key: &K, value: &V, own: Ttl, load_time: Option<Duration>) -> Ttl {
+        match &self.settings.expiry {
+            Some(expiry) => own.or(expiry.ttl(key, value, load_time)),
             None => own,
-        };
-        self.times(own, self.time.now())
+        }
+    }
+
+    /// The times of a value that is written now.
+    pub(crate) fn times_of_write(&self, key: &K, value: &V, own: Ttl) -> Times {
+        self.times(self.own_ttl(key, value, own, None), self.time.now())
     }
 
     /// Kills a slot, whatever it holds by now.

@@ -266,8 +266,7 @@ impl<V, T, P> Ticket<V, T, P> {
                 listening = Some(flight.bell.listen());
                 continue;
             };
-            match crate::primitive::park::Listening::wait(ear, time.real_time_until(deadline.min(lease_end)))
-            {
+            match ear.wait(time.real_time_until(deadline.min(lease_end))) {
                 Woken::Rung => {}
                 // A park that ended counts as due: the clock may be coarse, and would make us spin.
                 Woken::TimedOut if deadline <= lease_end => return Waited::TimedOut,

@@ -96,6 +96,13 @@ pub(super) enum Turn<K, V, S> {
     Lead(Lease<K, V, S>),
 }
 
+impl<K, V, S> Turn<K, V, S> {
+    /// The answer is there, and nothing is left to do.
+    fn served((value, how): (V, How)) -> Self {
+        Self::Served(value, how, None)
+    }
+}
+
 /// Counts a loader's panic while it unwinds.
 struct Panicking<'a>(&'a Counters);
 
@@ -136,7 +143,7 @@ impl<V: Clone + 'static> Brought<V> {
     /// `own` are the times that the call or the loader asked for; else the cache's `Expiry` is asked.
     pub(super) fn new<K: 'static, S>(lease: &Lease<K, V, S>, value: V, own: Ttl, store: bool) -> Self {
         let took = lease.took();
-        let ttl = lease.own_times(&value, own, took);
+        let ttl = lease.own_ttl(&value, own, took);
         Self { kept: value.clone(), value, ttl, store, took }
     }
 
@@ -200,8 +207,7 @@ fn call_attached<K: 'static, V: Clone + 'static, S>(
             }
             (Found::Absent, _) => return Said::Absent,
         };
-        let own = Ttl { soft: own.soft.or(ttl.soft), hard: own.hard.or(ttl.hard) };
-        Said::Brought(Brought::new(lease, value, own, store))
+        Said::Brought(Brought::new(lease, value, own.or(ttl), store))
     })
 }
 
@@ -312,7 +318,7 @@ where
                         if waiting.is_none() {
                             core.counters.add(Count::Misses);
                         }
-                        return self.ladder(key, terms, error);
+                        return self.ladder(key, terms, error).map(Turn::served);
                     }
                     Lookup::Join(ticket) => ticket,
                 }
@@ -335,25 +341,20 @@ where
                     return Ok(Turn::Served(value, How::Joined { waited }, None));
                 }
                 Waited::Ended(Outcome::Failure(error)) if terms.shares.shares(error.kind()) => {
-                    return self.ladder(key, terms, error);
+                    return self.ladder(key, terms, error).map(Turn::served);
                 }
                 Waited::Ended(Outcome::Failure(_) | Outcome::LookAgain) | Waited::LeaseOver => {}
                 Waited::TimedOut => {
                     core.counters.add(Count::WaitTimeouts);
                     let waited = core.time.precise().since(since);
-                    return self.ladder(key, terms, LoadError::timed_out(waited));
+                    return self.ladder(key, terms, LoadError::timed_out(waited)).map(Turn::served);
                 }
             }
         }
     }
 
     /// What a call gets whose load failed or whose wait ended: a stale value, one in grace, the fallback's, or `error`.
-    pub(super) fn ladder<Q>(
-        &self,
-        key: &Q,
-        terms: &Terms,
-        error: LoadError,
-    ) -> Result<Turn<K, V, S>, LoadError>
+    pub(super) fn ladder<Q>(&self, key: &Q, terms: &Terms, error: LoadError) -> Result<(V, How), LoadError>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -370,7 +371,7 @@ where
                     self.core.counters.add(Count::GraceHits);
                 }
                 let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
-                return Ok(Turn::Served(hit.cell.value.clone(), how, None));
+                return Ok((hit.cell.value.clone(), how));
             }
         }
         let Some(fallback) = &self.core.settings.fallback else { return Err(error) };
@@ -381,21 +382,9 @@ where
         match value {
             Some(value) => {
                 self.core.counters.add(Count::Fallbacks);
-                Ok(Turn::Served(value, How::Fallback, None))
+                Ok((value, How::Fallback))
             }
             None => Err(error),
-        }
-    }
-
-    /// Takes the ladder after the caller's own load has failed.
-    pub(super) fn descend<Q>(&self, key: &Q, terms: &Terms, error: LoadError) -> Result<(V, How), LoadError>
-    where
-        K: Borrow<Q>,
-        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        match self.ladder(key, terms, error)? {
-            Turn::Served(value, how, _) => Ok((value, how)),
-            Turn::Lead(_) => Err(LoadError::not_cached()),
         }
     }
 
@@ -416,7 +405,7 @@ where
             Turn::Served(value, how, None) => Ok((value, how)),
             // The stale value is in hand: the caller's own failure costs the refresh, not the answer.
             Turn::Served(value, how, Some(lease)) => Ok(try_lead(lease, ttl, load).unwrap_or((value, how))),
-            Turn::Lead(lease) => try_lead(lease, ttl, load).or_else(|error| self.descend(key, terms, error)),
+            Turn::Lead(lease) => try_lead(lease, ttl, load).or_else(|error| self.ladder(key, terms, error)),
         }
     }
 
@@ -439,7 +428,7 @@ where
             }
             (Ok(Turn::Lead(mut lease)), Some(loader)) => {
                 let said = call_attached(&mut lease, &**loader, ttl);
-                conclude(lease, said).or_else(|error| self.descend(key, &terms, error))
+                conclude(lease, said).or_else(|error| self.ladder(key, &terms, error))
             }
             (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
             (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),

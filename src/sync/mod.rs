@@ -222,7 +222,7 @@ where
     /// Sweeps everything that has expired, and hands what was removed on this thread to the allocator, as far as no
     /// reader holds it. Nothing waits for this to be called: writes sweep a little each.
     pub fn run_pending_tasks(&self) {
-        self.core.each_bucket(|shard, at| self.core.sweep(shard, at, &pin()));
+        self.core.each_bucket(|shard, at| self.core.sweep(shard, at, self.core.time.now(), &pin()));
         flush();
     }
 
