@@ -14,6 +14,8 @@ pub type Wake = Box<dyn Fn() + Send + Sync + 'static>;
 /// A source of monotonic time.
 pub trait Clock: Send + Sync + 'static {
     /// The time since any fixed start. It must never go back; a cache reads it on nearly every call.
+    ///
+    /// A cache counts 292 years from that start: a soft deadline after that is taken to be at their end.
     fn now(&self) -> Duration;
 
     /// Asks to be woken whenever the time has moved.
@@ -35,12 +37,12 @@ impl Moment {
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     #[inline]
-    pub(crate) fn from_nanos(nanos: u64) -> Self {
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
     #[inline]
-    pub(crate) fn nanos(self) -> u64 {
+    pub(crate) const fn nanos(self) -> u64 {
         self.0
     }
 

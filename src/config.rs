@@ -10,11 +10,18 @@ use crate::executor::Executor;
 use crate::freshness::{Backoff, Lifetime, Ttl};
 use crate::hash::DefaultHashBuilder;
 use crate::loader::{Expiry, Fallback, Loader, SharedExpiry, SharedLoader};
+use crate::observe::RemovalCause;
+use crate::policy::UNBOUNDED;
 
 /// How long a leader may take before somebody else may lead, unless the builder says otherwise.
 const LEASE: Duration = Duration::from_secs(30);
 /// More shards than this serve nobody.
 const MAX_SHARDS: usize = 1 << 16;
+
+/// What an entry weighs.
+pub(crate) type Weigher<K, V> = Arc<dyn Fn(&K, &V) -> u32 + Send + Sync>;
+/// Is told of each value that leaves.
+pub(crate) type Listener<K, V> = Arc<dyn Fn(&K, &V, RemovalCause) + Send + Sync>;
 
 /// What a cache was built with, checked.
 pub(crate) struct Settings<K, V> {
@@ -26,8 +33,11 @@ pub(crate) struct Settings<K, V> {
     pub(crate) backoff: Backoff,
     pub(crate) lease: Duration,
     pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) max_capacity: u64,
     pub(crate) initial_capacity: usize,
     pub(crate) shards: usize,
+    pub(crate) weigher: Option<Weigher<K, V>>,
+    pub(crate) listener: Option<Listener<K, V>>,
     pub(crate) expiry: Option<SharedExpiry<K, V>>,
     pub(crate) fallback: Option<Fallback<K, V>>,
     pub(crate) loader: Option<SharedLoader<K, V>>,
@@ -36,7 +46,8 @@ pub(crate) struct Settings<K, V> {
 /// Builds a [`Cache`](crate::Cache); made by [`Cache::builder`](crate::Cache::builder).
 ///
 /// Every setting has a default. Durations may be anything from zero to [`Duration::MAX`], which stands for "for
-/// ever"; times are exact up to one tick of the clock (4 ms for the default one).
+/// ever"; times are exact up to one tick of the clock (4 ms for the default one), and one part in 2^26 of those that
+/// are not whole seconds.
 #[must_use]
 pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     name: String,
@@ -47,8 +58,11 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     stale_if_error: Duration,
     lease: Duration,
     wait_timeout: Option<Duration>,
+    max_capacity: u64,
     initial_capacity: usize,
     shards: Option<usize>,
+    weigher: Option<Weigher<K, V>>,
+    listener: Option<Listener<K, V>>,
     expiry: Option<SharedExpiry<K, V>>,
     fallback: Option<Fallback<K, V>>,
     loader: Option<SharedLoader<K, V>>,
@@ -75,8 +89,11 @@ impl<K, V> CacheBuilder<K, V> {
             stale_if_error: Duration::ZERO,
             lease: LEASE,
             wait_timeout: None,
+            max_capacity: UNBOUNDED,
             initial_capacity: 0,
             shards: None,
+            weigher: None,
+            listener: None,
             expiry: None,
             fallback: None,
             loader: None,
@@ -156,6 +173,35 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
+    /// How many entries the cache holds at most; with a [`weigher`](Self::weigher), how much weight. When there is more, the
+    /// [policy](crate#eviction) drops what is worth least. Zero: nothing is stored, and loads are shared all the same.
+    /// Default, and with `u64::MAX`: no limit.
+    ///
+    /// While threads store, the cache may be over it by one entry for each of them.
+    pub fn max_capacity(mut self, entries_or_weight: u64) -> Self {
+        self.max_capacity = entries_or_weight;
+        self
+    }
+
+    /// What an entry weighs, in the units of `max_capacity`: its bytes, say. Asked once per value, before it is stored. Zero
+    /// is legal: such an entry takes no room, and may be dropped like any other. One that weighs more than the whole
+    /// capacity is given to its callers and not stored. Default: one.
+    pub fn weigher(mut self, weigher: impl Fn(&K, &V) -> u32 + Send + Sync + 'static) -> Self {
+        self.weigher = Some(Arc::new(weigher));
+        self
+    }
+
+    /// Is told of each value that has left the cache, once, and why: on the thread that took it out, when that holds
+    /// nothing any more. It may use the cache. If it panics, that is counted. It is not told of the values that go with the
+    /// whole cache.
+    pub fn eviction_listener(
+        mut self,
+        listener: impl Fn(&K, &V, RemovalCause) + Send + Sync + 'static,
+    ) -> Self {
+        self.listener = Some(Arc::new(listener));
+        self
+    }
+
     /// Room for this many entries before the table first grows. Default: little.
     pub fn initial_capacity(mut self, entries: usize) -> Self {
         self.initial_capacity = entries;
@@ -180,8 +226,11 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             stale_if_error,
             lease,
             wait_timeout,
+            max_capacity,
             initial_capacity,
             shards,
+            weigher,
+            listener,
             expiry,
             fallback,
             loader,
@@ -198,8 +247,11 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             stale_if_error,
             lease,
             wait_timeout,
+            max_capacity,
             initial_capacity,
             shards,
+            weigher,
+            listener,
             expiry,
             fallback,
             loader,
@@ -278,7 +330,10 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             backoff: Backoff::FIXED,
             lease: self.lease,
             wait_timeout: self.wait_timeout,
+            max_capacity: self.max_capacity,
             initial_capacity: self.initial_capacity,
+            weigher: self.weigher,
+            listener: self.listener,
             shards: shards.next_power_of_two(),
             expiry: self.expiry,
             fallback: self.fallback,
@@ -304,6 +359,7 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("stale_if_error", &self.stale_if_error)
             .field("lease", &self.lease)
             .field("wait_timeout", &self.wait_timeout)
+            .field("max_capacity", &self.max_capacity)
             .field("initial_capacity", &self.initial_capacity)
             .field("shards", &self.shards)
             .finish_non_exhaustive()

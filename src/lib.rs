@@ -154,7 +154,9 @@ mod freshness;
 mod hash;
 mod loader;
 mod observe;
+mod policy;
 mod primitive;
+mod queue;
 mod slot;
 mod sync;
 mod table;
@@ -166,7 +168,7 @@ pub use executor::{Executor, Job, Rejected};
 pub use freshness::Ttl;
 pub use hash::{DefaultHashBuilder, DefaultHasher};
 pub use loader::{Expiry, LoadCause, LoadContext, Loaded, Loader};
-pub use observe::{InFlight, Stats};
+pub use observe::{Evictions, InFlight, RemovalCause, Stats};
 pub use sync::{Answer, Ask, Cache, Iter, Op, Outcome, Pinned, Provenance};
 
 /// The README's programs run as tests.

@@ -27,6 +27,27 @@ pub(crate) enum Count {
     Fallbacks,
     RefusedRefreshes,
     LoaderPanics,
+    ListenerPanics,
+    Oversized,
+    RemovedExpired,
+    RemovedExplicit,
+    RemovedReplaced,
+    RemovedSize,
+}
+
+/// Why a value has left the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RemovalCause {
+    /// It was past its hard deadline, or had been idle for too long, whatever took it out.
+    Expired,
+    /// It was removed by a call: `remove`, `invalidate`, `invalidate_all`, `retain`, `compute`; or its loader said that the
+    /// source has no such key.
+    Explicit,
+    /// Another value took its place, or a load brought one that is not stored.
+    Replaced,
+    /// The cache was full.
+    Size,
 }
 
 impl Count {
@@ -34,9 +55,18 @@ impl Count {
     pub(crate) fn of_hit(stage: Stage) -> Self {
         if stage == Stage::Fresh { Self::Hits } else { Self::StaleHits }
     }
+
+    pub(crate) fn of_removal(cause: RemovalCause) -> Self {
+        match cause {
+            RemovalCause::Expired => Self::RemovedExpired,
+            RemovalCause::Explicit => Self::RemovedExplicit,
+            RemovalCause::Replaced => Self::RemovedReplaced,
+            RemovalCause::Size => Self::RemovedSize,
+        }
+    }
 }
 
-const COUNTS: usize = Count::LoaderPanics as usize + 1;
+const COUNTS: usize = Count::RemovedSize as usize + 1;
 
 type Stripe = Padded<[AtomicU64; COUNTS]>;
 
@@ -93,6 +123,14 @@ impl Counters {
             fallbacks: self.sum(Count::Fallbacks),
             refused_refreshes: self.sum(Count::RefusedRefreshes),
             loader_panics: self.sum(Count::LoaderPanics),
+            listener_panics: self.sum(Count::ListenerPanics),
+            oversized: self.sum(Count::Oversized),
+            evictions: Evictions {
+                expired: self.sum(Count::RemovedExpired),
+                explicit: self.sum(Count::RemovedExplicit),
+                replaced: self.sum(Count::RemovedReplaced),
+                size: self.sum(Count::RemovedSize),
+            },
             ..Stats::default()
         }
     }
@@ -130,16 +168,39 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
-    /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, a value's `Clone`).
+    /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, the weigher, a value's `Clone`).
     pub loader_panics: u64,
+    /// Panics of the eviction listener, caught.
+    pub listener_panics: u64,
+    /// Values that were not stored because they weigh more than the whole capacity.
+    pub oversized: u64,
+    /// Values that have left the cache.
+    pub evictions: Evictions,
     /// Panics of user values' destructors, caught while memory was reclaimed: of all caches of the process.
     pub drop_panics: u64,
+    /// Bytes of the cache's own allocations that have been removed and wait until nobody can be reading them: entries with
+    /// their keys and values, without what those own on the heap. Of all caches of the process, as reclamation is common.
+    pub unreclaimed: u64,
     /// Loads under way now.
     pub in_flight: u64,
     /// Callers that wait for a load now.
     pub waiters: u64,
     /// Background refreshes that wait on the cache's own queue now.
     pub refresh_queue_depth: u64,
+}
+
+/// How many values have left a cache, by [`RemovalCause`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Evictions {
+    /// They had expired.
+    pub expired: u64,
+    /// A call removed them.
+    pub explicit: u64,
+    /// Another value took their place.
+    pub replaced: u64,
+    /// The cache was full.
+    pub size: u64,
 }
 
 /// A load under way, see [`Cache::in_flight`](crate::Cache::in_flight).

@@ -25,12 +25,14 @@
 //! - `INV-slot-3`: slots are counted. The table's share is given back through retire, so a slot found under a pin
 //!   has a count above zero while the pin lasts. A lease has a share of its own, and needs no pin for its CAS.
 //! - `INV-slot-4`: the slot's own room (`first`) is written once: by the inserter of a new slot before it is linked,
-//!   or by the slot's first flight, and it has a share of the count while a value is in it.
+//!   or by the slot's first flight, and it has a share of the count while a value is in it. A value in the room weighs
+//!   what values usually weigh; each other one is in a box, with its weight.
 //! - `INV-slot-5`: a cell's times never change.
 
 use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::{self, Ticket};
+use crate::policy::MarkWord;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::primitive::epoch::{Guard, exclusive, retire};
 use crate::primitive::plain::AtomicU64;
@@ -46,10 +48,12 @@ mod birth;
 mod held;
 #[cfg(all(test, loom))]
 mod models;
+mod removed;
 
 pub(crate) use birth::{NewCell, Unborn, bury_all};
 use held::Record;
-pub(crate) use held::{Cell, Held, HeldWord, Pause};
+pub(crate) use held::{Cell, Held, HeldWord, Pause, USUAL_WEIGHT, Weighed};
+pub(crate) use removed::{Removed, Taken};
 
 const CELL: usize = 0;
 const RECORD: usize = 1;
@@ -129,10 +133,30 @@ pub(crate) enum Next<K, V> {
 }
 
 impl<K, V> Next<K, V> {
-    /// The value that was to be published.
-    pub(crate) fn into_value(self) -> Option<V> {
+    /// What a slot will weigh with it, which holds `held` now.
+    pub(crate) fn weight(&self, slot: &Slot<K, V>, held: Held<'_, V>) -> u32 {
         match self {
-            Self::Value(cell) => Some(cell.into_value()),
+            Self::Value(cell) => cell.weight(),
+            Self::Failure { .. } => held.cell().map_or(USUAL_WEIGHT, |_| slot.weight_of(held)),
+            Self::Loading(_) | Self::Prev => slot.weight_of(held),
+            Self::Dead => 0,
+        }
+    }
+
+    /// Whether a slot that moves on from `from` has come to its end.
+    pub(crate) fn is_end(&self, from: State<'_, K, V>) -> bool {
+        match self {
+            Self::Dead => true,
+            // Nothing was there before a slot's first load: the slot goes with it.
+            Self::Prev => from.held().is_nothing(),
+            Self::Loading(_) | Self::Value(_) | Self::Failure { .. } => false,
+        }
+    }
+
+    /// The value that was to be published.
+    pub(crate) fn into_weighed(self) -> Option<Weighed<V>> {
+        match self {
+            Self::Value(cell) => Some(cell.into_weighed()),
             _ => None,
         }
     }
@@ -140,27 +164,41 @@ impl<K, V> Next<K, V> {
 
 /// What a CAS of the slot word did.
 #[must_use]
-pub(crate) enum Swing<K, V> {
+pub(crate) enum Swing<'g, K, V> {
     /// The slot has moved on meanwhile; what was to be published comes back.
     Lost(Next<K, V>),
-    /// It is done. `values` says by how much the number of values in the cache has changed.
-    Won { values: isize },
+    /// It is done. `values` says by how much the number of values in the cache has changed, `taken` is the value that has been
+    /// taken out.
+    Won { values: isize, taken: Option<Taken<'g, K, V>> },
 }
 
 /// A key's place in the cache. What a hit reads comes first, so that it shares a cache line where sizes allow.
 #[repr(C)]
 pub(crate) struct Slot<K, V> {
     word: AtomicPtr<()>,
+    mark: MarkWord,
     /// The upper half of the key's hash.
     hash: u32,
     shares: AtomicU32,
     key: K,
     /// Room for the first value (INV-slot-4).
     first: UnsafeCell<MaybeUninit<Cell<V>>>,
-    /// When the value was last used; written at most once per tick, and only where a `time_to_idle` is set.
-    used: AtomicU64,
     witness: Witness,
 }
+
+/// In `shares`: the slot is an [`Idling`] one. Set when it is made, never cleared.
+const IDLES: u32 = 1 << 31;
+
+/// A slot of a cache with a `time_to_idle`.
+#[repr(C)]
+struct Idling<K, V> {
+    slot: Slot<K, V>,
+    /// When the value was last used; written at most once per tick.
+    used: AtomicU64,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Slot<u64, u64>>() == 56, "a small entry fits into a cache line");
 
 // SAFETY: `&K` and `&V` are handed to any thread, and dropped on any thread; all else is atomic or INV-slot-4.
 unsafe impl<K: Send + Sync, V: Send + Sync> Send for Slot<K, V> {}
@@ -231,34 +269,87 @@ impl<K, V> Linked for Slot<K, V> {
         // SAFETY: the caller owns a share.
         let slot = unsafe { this.as_ref() };
         // Release: this share's uses; pairs with the Acquire below.
-        if slot.shares.fetch_sub(1, Ordering::Release) == 1 {
+        let before = slot.shares.fetch_sub(1, Ordering::Release);
+        if before & !IDLES == 1 {
             // Acquire: the uses of all other shares come before the free.
             slot.shares.load(Ordering::Acquire);
             slot.witness.ended();
-            // SAFETY: that was the last share.
-            drop(unsafe { Box::from_raw(this.as_ptr()) });
+            if before & IDLES == 0 {
+                // SAFETY: that was the last share.
+                drop(unsafe { Box::from_raw(this.as_ptr()) });
+            } else {
+                // SAFETY: as above, and the mark says how it was made.
+                drop(unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) });
+            }
         }
     }
 }
 
 impl<K, V> Slot<K, V> {
-    fn allocate(hash: u64, key: K, now: Moment, shares: u32) -> SlotRef<K, V> {
-        let slot = Box::new(Self {
+    /// A slot with one share; with an idle stamp, if `used` gives the first one.
+    fn allocate(hash: u64, key: K, used: Option<Moment>) -> SlotRef<K, V> {
+        let slot = Self {
             word: AtomicPtr::new(null_mut()),
+            mark: MarkWord::new(),
             hash: (hash >> 32) as u32,
-            shares: AtomicU32::new(shares),
-            used: AtomicU64::new(now.nanos()),
+            shares: AtomicU32::new(if used.is_some() { 1 | IDLES } else { 1 }),
             key,
             first: UnsafeCell::new(MaybeUninit::uninit()),
             witness: Witness::new(),
-        });
-        let slot = exposed(Box::into_raw(slot));
+        };
+        let slot = match used {
+            None => exposed(Box::into_raw(Box::new(slot))),
+            Some(used) => {
+                let used = AtomicU64::new(used.nanos());
+                // The slot comes first in it.
+                exposed(Box::into_raw(Box::new(Idling { slot, used }))).cast()
+            }
+        };
         // SAFETY: a box is not null.
         SlotRef(unsafe { NonNull::new_unchecked(slot) })
     }
 
+    /// Moves a slot out of its allocation.
+    ///
+    /// # Safety
+    /// The caller has all of its shares.
+    unsafe fn unbox(this: NonNull<Self>) -> Self {
+        // SAFETY: by contract it is alive.
+        let idles = unsafe { this.as_ref() }.idle_stamp().is_some();
+        if idles {
+            // SAFETY: by contract; the mark says how it was made.
+            unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) }.slot
+        } else {
+            // SAFETY: as above.
+            *unsafe { Box::from_raw(this.as_ptr()) }
+        }
+    }
+
+    fn idle_stamp(&self) -> Option<&AtomicU64> {
+        // Relaxed: the mark is set when the slot is made.
+        let idles = self.shares.load(Ordering::Relaxed) & IDLES != 0;
+        let idling = owner(self).cast::<Idling<K, V>>();
+        // SAFETY: the mark says that the slot is the first part of it.
+        idles.then(|| &unsafe { &*idling }.used)
+    }
+
     fn room(&self) -> *mut Cell<V> {
         self.first.get().cast()
+    }
+
+    fn is_room(&self, cell: *mut Cell<V>) -> bool {
+        cell.addr() == self.room().addr()
+    }
+
+    /// What `held`, which is this slot's, counts for in the cache's weight: its value, or else a record.
+    pub(crate) fn weight_of(&self, held: Held<'_, V>) -> u32 {
+        let Some(cell) = held.cell() else { return if held.is_nothing() { 0 } else { USUAL_WEIGHT } };
+        let cell = owner(cell);
+        if self.is_room(cell) {
+            return USUAL_WEIGHT;
+        }
+        // SAFETY: INV-slot-4: a cell that is not in the room is in a box with its weight, and readable as `held` is.
+        unsafe { &*cell.cast::<Weighed<V>>() }.weight
     }
 
     /// Puts a value into the slot's own room.
@@ -277,19 +368,33 @@ impl<K, V> Slot<K, V> {
         &self.key
     }
 
-    /// When the value was last used.
+    /// What the policy knows of the slot.
+    #[inline]
+    pub(crate) fn mark(&self) -> &MarkWord {
+        &self.mark
+    }
+
+    /// The part of the hash that the slot remembers.
+    #[inline]
+    pub(crate) fn half_hash(&self) -> u32 {
+        self.hash
+    }
+
+    /// When the value was last used, where that is noted; else long ago.
     #[inline]
     pub(crate) fn used(&self) -> Moment {
         // Relaxed: an instant that guards no data.
-        Moment::from_nanos(self.used.load(Ordering::Relaxed))
+        Moment::from_nanos(self.idle_stamp().map_or(0, |used| used.load(Ordering::Relaxed)))
     }
 
-    /// Notes a use, if the clock has moved since the last one.
+    /// Notes a use, if that is noted, and the clock has moved since the last one.
     #[inline]
     pub(crate) fn touch(&self, now: Moment) {
-        if self.used() != now {
+        if let Some(used) = self.idle_stamp()
+            && used.load(Ordering::Relaxed) != now.nanos()
+        {
             // Relaxed: as in `used`.
-            self.used.store(now.nanos(), Ordering::Relaxed);
+            used.store(now.nanos(), Ordering::Relaxed);
         }
     }
 
@@ -332,7 +437,12 @@ impl<K, V> Slot<K, V> {
     }
 
     /// Moves the word from exactly what was seen, and retires what is not led to any more (INV-slot-1).
-    pub(crate) fn swing(&self, from: State<'_, K, V>, to: Next<K, V>, guard: &Guard) -> Swing<K, V> {
+    pub(crate) fn swing<'g>(
+        &'g self,
+        from: State<'_, K, V>,
+        to: Next<K, V>,
+        guard: &'g Guard,
+    ) -> Swing<'g, K, V> {
         self.witness.used();
         let held = from.held();
         let to = match to {
@@ -345,8 +455,7 @@ impl<K, V> Slot<K, V> {
                 let record = Box::new(Record { error, attempts, pause, prev: held.cell_ptr() });
                 (tagged(exposed(Box::into_raw(record)).cast(), RECORD), Keep::Cell)
             }
-            // Nothing was there before a slot's first load: the slot goes with it.
-            Next::Prev if held.raw().is_null() => (tagged(null_mut(), DEAD), Keep::All),
+            Next::Prev if held.is_nothing() => (tagged(null_mut(), DEAD), Keep::All),
             Next::Prev => (held.raw(), Keep::All),
             Next::Dead => (tagged(null_mut(), DEAD), Keep::Nothing { room: false }),
         };
@@ -366,21 +475,24 @@ impl<K, V> Slot<K, V> {
             // SAFETY: the slot's share, given back once, here.
             let give_back = move || drop(unsafe { Arc::from_raw(flight) });
             // SAFETY: INV-slot-2: taken out by the CAS.
-            unsafe { retire(guard, give_back) };
+            unsafe { retire(guard, size_of::<Flight<K, V>>(), give_back) };
         }
         let has = match keep {
             Keep::All | Keep::Cell => had,
             Keep::Nothing { .. } => isize::from(word.addr() & TAGS == CELL),
         };
-        match keep {
-            Keep::All => {}
-            Keep::Cell => Self::retire_record(held, guard),
-            Keep::Nothing { .. } => {
-                self.retire_cell(held.cell_ptr(), guard);
+        let taken = match keep {
+            Keep::All => None,
+            Keep::Cell => {
                 Self::retire_record(held, guard);
+                None
             }
-        }
-        Swing::Won { values: has - had }
+            Keep::Nothing { .. } => {
+                Self::retire_record(held, guard);
+                Taken::of(self, held.cell_ptr(), guard)
+            }
+        };
+        Swing::Won { values: has - had, taken }
     }
 
     /// # Safety
@@ -411,29 +523,28 @@ impl<K, V> Slot<K, V> {
             // SAFETY: INV-slot-1: boxed by `swing`, freed once. Its cell is not freed with it.
             let free = move || drop(unsafe { Box::from_raw(record) });
             // SAFETY: INV-slot-1: taken out by the caller's CAS.
-            unsafe { retire(guard, free) };
+            unsafe { retire(guard, size_of::<Record<V>>(), free) };
         }
     }
 
-    fn retire_cell(&self, cell: *mut Cell<V>, guard: &Guard) {
-        if cell.is_null() {
-            return;
-        }
-        if cell.addr() == self.room().addr() {
+    /// # Safety
+    /// INV-slot-1: the caller's CAS has taken the cell out, and nobody else retires it.
+    unsafe fn retire_cell(&self, cell: *mut Cell<V>, guard: &Guard) {
+        if self.is_room(cell) {
             // The room's share goes with the value.
             let slot = SlotRef::counted(self);
             let value_and_share = move || {
                 let slot = slot;
-                // SAFETY: INV-slot-1, INV-slot-4: a value is in it, taken out by the caller's CAS, and no pin that saw it is left.
+                // SAFETY: INV-slot-1, INV-slot-4: a value is in it, taken out by the caller, and no pin that saw it is left.
                 unsafe { std::ptr::drop_in_place(slot.room()) };
             };
             // SAFETY: INV-slot-1: as above; the share keeps the slot alive until then.
-            unsafe { retire(guard, value_and_share) };
+            unsafe { retire(guard, 0, value_and_share) };
         } else {
             // SAFETY: INV-slot-1: a cell that is not in the room is in a box, and freed once.
-            let free = move || drop(unsafe { Box::from_raw(cell) });
-            // SAFETY: INV-slot-1: taken out by the caller's CAS.
-            unsafe { retire(guard, free) };
+            let free = move || drop(unsafe { Box::from_raw(cell.cast::<Weighed<V>>()) });
+            // SAFETY: INV-slot-1: taken out by the caller.
+            unsafe { retire(guard, size_of::<Weighed<V>>(), free) };
         }
     }
 

@@ -6,11 +6,11 @@ use crate::error::LoadError;
 use crate::flight::{Outcome, Seat};
 use crate::freshness::{Backoff, Stage, Ttl};
 use crate::loader::LoadCause;
-use crate::observe::Count;
+use crate::observe::{Count, RemovalCause};
 use crate::primitive::Arc as Shared;
 use crate::primitive::epoch::{Guard, pin};
 use crate::primitive::step::step;
-use crate::slot::{Flight, Held, NewCell, Next, Pause, State};
+use crate::slot::{Cell, Flight, Held, NewCell, Next, Pause, State, Weighed};
 use crate::table::Linked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -196,7 +196,8 @@ impl<K, V, S> Lease<K, V, S> {
                 Next::Dead
             }
         };
-        self.end(next, |_| outcome)
+        // What there is no need to remember has expired, or was never there.
+        self.end(next, Some(RemovalCause::Expired), |_| outcome)
     }
 
     /// The source has no such key: the entry goes.
@@ -204,43 +205,47 @@ impl<K, V, S> Lease<K, V, S> {
     where
         V: Clone,
     {
-        self.end(|_| Next::Dead, |_| Outcome::Failure(LoadError::absent()))
+        let outcome = |_| Outcome::Failure(LoadError::absent());
+        self.end(|_| Next::Dead, Some(RemovalCause::Explicit), outcome)
     }
 
     /// The entry goes; those who wait look again.
     pub(crate) fn remove(self) -> Published {
-        self.end(|_| Next::Dead, |_| Outcome::LookAgain)
+        self.end(|_| Next::Dead, Some(RemovalCause::Explicit), |_| Outcome::LookAgain)
     }
 
     /// The slot goes back to what it was; those who wait look again.
     pub(crate) fn abandon(self) -> Published {
-        self.end(|_| Next::Prev, |_| Outcome::LookAgain)
+        self.end(|_| Next::Prev, None, |_| Outcome::LookAgain)
     }
 
     fn end(
         mut self,
         next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
+        cause: Option<RemovalCause>,
         outcome: impl FnOnce(Published) -> Outcome<V>,
     ) -> Published {
-        let published = self.end_in_place(next, outcome);
+        let published = self.end_in_place(next, cause, outcome);
         if published == Published::Fenced {
             self.core.counters.add(Count::Fenced);
         }
         published
     }
 
-    /// The one order in which a flight ends: slot CAS, close, outcome, bookkeeping, unpin, bell.
+    /// The one order in which a flight ends: slot CAS, close, outcome, bookkeeping, unpin, bell. The room for what has been
+    /// stored is made after that, and the listener is told last.
     fn end_in_place(
         &mut self,
         next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
+        cause: Option<RemovalCause>,
         outcome: impl FnOnce(Published) -> Outcome<V>,
     ) -> Published {
         let Some(seat) = self.seat.take() else { return Published::Fenced };
         let (core, flight) = (&*self.core, &*self.flight);
-        let guard = pin();
+        let stay = core.stay(pin());
         // What is refused or not used is dropped last: its destructor is user code.
-        let (swung, _unused) = match self.mine(&guard) {
-            Some(state) => (Some(core.swing(&flight.target, state, next(state.held()), &guard)), None),
+        let (swung, _unused) = match self.mine(&stay) {
+            Some(state) => (Some(core.swing(&flight.target, state, next(state.held()), cause, &stay)), None),
             None => (None, Some(next)),
         };
         let published = if matches!(swung, Some(Ok(()))) { Published::Done } else { Published::Fenced };
@@ -252,53 +257,75 @@ impl<K, V, S> Lease<K, V, S> {
             flight.settle(outcome.unwrap_or(Outcome::LookAgain))
         });
         step();
-        core.flights.leave(seat, &guard);
-        drop(guard);
+        core.flights.leave(seat, &stay);
+        let outbox = stay.leave();
         if waiters > 0 {
             flight.ring();
         }
         if flight.background && flight.mark_outlived() {
             core.keeper.one_is_back();
         }
-        core.sweep_a_little(core.shard(flight.target.hash()), &pin());
+        let stay = core.stay(pin());
+        core.sweep_a_little(core.shard(flight.target.hash()), &stay);
+        if published == Published::Done {
+            core.stored(&flight.target, &stay);
+        }
+        drop(stay);
+        drop(outbox);
         published
+    }
+}
+
+/// What a load has brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fetched<V> {
+    pub(crate) value: V,
+    /// The times that the call or the loader asked for.
+    pub(crate) ttl: Ttl,
+    pub(crate) weight: u32,
+    pub(crate) store: bool,
+    /// It is the value that was there: nothing is removed by it.
+    pub(crate) renews: bool,
+}
+
+impl<V> Fetched<V> {
+    /// A new value that is to be stored like any other.
+    pub(crate) fn of(value: V) -> Self {
+        Self { value, ttl: Ttl::default(), weight: 1, store: true, renews: false }
     }
 }
 
 impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     /// Publishes a value. `spare` is the caller's own clone of it, for those who have joined.
     ///
-    /// Where the value is not to be stored, or has a TTL of zero, the entry goes: what was there is outdated.
-    pub(crate) fn publish(self, value: V, own: Ttl, store: bool, spare: &V) -> Published {
-        self.publish_to(|_| true, value, own, store, spare)
+    /// Where the value is not to be stored, has a TTL of zero or is too heavy, the entry goes: what was there is outdated.
+    pub(crate) fn publish(self, fetched: Fetched<V>, spare: &V) -> Published {
+        self.publish_to(|_| true, fetched, spare)
     }
 
     /// Publishes a value that was decided on, not loaded: if it is refused, it never was, and those who wait look again.
-    pub(crate) fn put(self, value: V, own: Ttl, spare: &V) -> Published {
-        self.publish_to(|published| published == Published::Done, value, own, true, spare)
+    pub(crate) fn put(self, fetched: Fetched<V>, spare: &V) -> Published {
+        self.publish_to(|published| published == Published::Done, fetched, spare)
     }
 
     /// `shares` says whether those who have joined get the value.
-    fn publish_to(
-        self,
-        shares: impl FnOnce(Published) -> bool,
-        value: V,
-        own: Ttl,
-        store: bool,
-        spare: &V,
-    ) -> Published {
+    fn publish_to(self, shares: impl FnOnce(Published) -> bool, fetched: Fetched<V>, spare: &V) -> Published {
+        let Fetched { value, ttl, weight, store, renews } = fetched;
         let now = self.core.time.now();
-        let times = self.core.times(own, now);
+        let times = self.core.times(ttl, now);
+        let new = Weighed { cell: Cell { value, times }, weight };
         // Not used until the flight has ended: its destructor is user code.
         let mut unsold = None;
-        let next = if store && now.is_before(times.hard) {
-            Next::Value(NewCell::for_flight(&self.flight, times, value))
+        let next = if store && now.is_before(times.hard()) && self.core.admits(weight) {
+            Next::Value(NewCell::for_flight(&self.flight, new))
         } else {
-            unsold = Some(value);
+            unsold = Some(new);
             Next::Dead
         };
+        let cause = (!renews || unsold.is_some()).then_some(RemovalCause::Replaced);
         let published = self.end(
             |_| next,
+            cause,
             |published| if shares(published) { Outcome::Value(spare.clone()) } else { Outcome::LookAgain },
         );
         drop(unsold);
@@ -309,10 +336,15 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     pub(crate) fn own_ttl(&self, value: &V, own: Ttl, took: Duration) -> Ttl {
         self.core.own_ttl(self.key(), value, own, Some(took))
     }
+
+    /// What the load's value weighs. User code, so a part of the load.
+    pub(crate) fn weigh(&self, value: &V) -> u32 {
+        self.core.weigh(self.key(), value)
+    }
 }
 
 impl<K, V, S> Drop for Lease<K, V, S> {
     fn drop(&mut self) {
-        let _ = self.end_in_place(|_| Next::Prev, |_| Outcome::LookAgain);
+        let _ = self.end_in_place(|_| Next::Prev, None, |_| Outcome::LookAgain);
     }
 }

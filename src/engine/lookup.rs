@@ -1,6 +1,6 @@
 //! What a call that may load comes to: a hit, a lease, a place in somebody else's flight, or a reason to back off.
 
-use super::{Core, Hit, Lease};
+use super::{Core, Hit, Lease, Stay};
 use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::freshness::Stage;
@@ -26,8 +26,10 @@ pub(crate) struct Accept {
 
 impl Accept {
     fn takes<V>(self, cell: &Cell<V>, now: Moment) -> bool {
-        self.max_age.is_none_or(|limit| now.since(cell.times.born) < limit)
-            && self.max_stale.is_none_or(|limit| now < cell.times.soft || now.since(cell.times.soft) < limit)
+        self.max_age.is_none_or(|limit| now.since(cell.times.born()) < limit)
+            && self
+                .max_stale
+                .is_none_or(|limit| now < cell.times.soft() || now.since(cell.times.soft()) < limit)
     }
 }
 
@@ -96,7 +98,7 @@ where
         self: &'g Arc<Self>,
         key: &Q,
         demand: &Demand,
-        guard: &'g Guard,
+        stay: &'g Stay<'_, K, V, S>,
     ) -> Lookup<'g, K, V, S>
     where
         K: Borrow<Q>,
@@ -104,11 +106,11 @@ where
     {
         let hash = self.hash(key);
         loop {
-            let Some((slot, state)) = self.seek(hash, key, guard) else {
+            let Some((slot, state)) = self.seek(hash, key, stay) else {
                 if !demand.may_lead {
                     return Lookup::NotCached;
                 }
-                match self.found(hash, key, demand.miss, guard) {
+                match self.found(hash, key, demand.miss, stay) {
                     Some(lease) => return Lookup::Lead(lease),
                     None => continue,
                 }
@@ -119,16 +121,17 @@ where
                 let stage = self.stage(slot, cell, true);
                 let limited = accept.max_age.is_some() || accept.max_stale.is_some();
                 if stage <= Stage::Stale && (!limited || accept.takes(cell, self.time.now())) {
+                    slot.mark().hit();
                     let lease = match (stage, state) {
                         (Stage::Stale, State::Ready(held)) if demand.may_lead => {
-                            self.refresh_lease(slot, held, demand.stale, guard)
+                            self.refresh_lease(slot, held, demand.stale, stay)
                         }
                         // A refresh that hangs holds its key no longer than its lease. One that is queued may stay so.
                         (Stage::Stale, State::Loading(flight)) if demand.may_lead => {
                             let now = self.time.now();
                             let over = flight.may_be_taken_over(now, false);
                             over.then(|| {
-                                self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, guard)
+                                self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, stay)
                             })
                             .flatten()
                         }
@@ -156,35 +159,42 @@ where
                 State::Loading(flight) if flight.may_be_taken_over(now, demand.miss == Start::Now) => {
                     Move::TakeOver(flight)
                 }
-                State::Loading(flight) => match slot.join(flight, guard) {
+                State::Loading(flight) => match slot.join(flight, stay) {
                     Some(ticket) => return Lookup::Join(ticket),
                     None => {
                         // INV-flight-1: the slot has moved on, or its last owner is about to move it on: do it for him.
-                        let _ = self.swing(slot, state, Next::Prev, guard);
+                        let _ = self.swing(slot, state, Next::Prev, None, stay);
                         continue;
                     }
                 },
                 State::Dead => continue,
             };
-            if let Some(lease) = self.lead(slot, &action, demand, now, guard) {
+            if let Some(lease) = self.lead(slot, &action, demand, now, stay) {
                 return Lookup::Lead(lease);
             }
         }
     }
 
     /// A new slot with a load under way. `None` if somebody else has linked one meanwhile.
-    fn found<Q>(self: &Arc<Self>, hash: u64, key: &Q, start: Start, guard: &Guard) -> Option<Lease<K, V, S>>
+    fn found<Q>(
+        self: &Arc<Self>,
+        hash: u64,
+        key: &Q,
+        start: Start,
+        stay: &Stay<'_, K, V, S>,
+    ) -> Option<Lease<K, V, S>>
     where
         K: Borrow<Q>,
         Q: Eq + ToOwned<Owned = K> + ?Sized,
     {
         let now = self.time.now();
-        let (slot, flight) = Unborn::with_flight(hash, key.to_owned(), now, |target, prev| {
-            Flight::new(target, prev, true, now, self.lease_end(start, now))
-        });
+        let (slot, flight) =
+            Unborn::with_flight(hash, key.to_owned(), self.idles().then_some(now), |target, prev| {
+                Flight::new(target, prev, true, now, self.lease_end(start, now))
+            });
         let lease = Lease::new(self, flight, LoadCause::Miss);
         step();
-        slot.link(&self.shard(hash).table, guard).is_ok().then(|| lease.under_way())
+        slot.link(&self.shard(hash).table, stay).is_ok().then(|| lease.under_way())
     }
 
     /// Claims or takes over by one CAS from exactly what was judged.
@@ -194,12 +204,12 @@ where
         action: &Move<'_, K, V>,
         demand: &Demand,
         now: Moment,
-        guard: &Guard,
+        stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let cause = if demand.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss };
         match *action {
-            Move::Claim(held) => self.claim(slot, State::Ready(held), demand.miss, cause, now, guard),
-            Move::TakeOver(flight) => self.take_over(slot, flight, demand.miss, cause, now, guard),
+            Move::Claim(held) => self.claim(slot, State::Ready(held), demand.miss, cause, now, stay),
+            Move::TakeOver(flight) => self.take_over(slot, flight, demand.miss, cause, now, stay),
         }
     }
 
@@ -211,14 +221,14 @@ where
         start: Start,
         cause: LoadCause,
         now: Moment,
-        guard: &Guard,
+        stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let running = !old.is_queued();
         // Settles the old flight before the CAS: those who wait for it look again.
         if !old.supersede(now) {
             return None;
         }
-        let mut lease = self.claim(slot, State::Loading(old), start, cause, now, guard)?;
+        let mut lease = self.claim(slot, State::Loading(old), start, cause, now, stay)?;
         self.counters.add(Count::Takeovers);
         if old.background && running {
             // Counted first, and taken back if the load has ended just now.
@@ -237,13 +247,13 @@ where
         slot: &Slot<K, V>,
         held: Held<'_, V>,
         start: Start,
-        guard: &Guard,
+        stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let now = self.time.now();
-        if held.record().is_some_and(|record| now < record.pause.refresh) {
+        if held.record().is_some_and(|record| now < record.pause.refresh) || !self.may_refresh() {
             return None;
         }
-        self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, guard)
+        self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, stay)
     }
 
     /// The one CAS by which a load of an existing slot begins.
@@ -254,12 +264,12 @@ where
         start: Start,
         cause: LoadCause,
         now: Moment,
-        guard: &Guard,
+        stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
-        let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
+        let (target, prev) = (SlotRef::of(slot, stay), from.held().word());
         let flight = Shared::new(Flight::new(target, prev, false, now, self.lease_end(start, now)));
         let lease = Lease::new(self, flight.clone(), cause);
-        self.swing(slot, from, Next::Loading(flight), guard).is_ok().then(|| lease.under_way())
+        self.swing(slot, from, Next::Loading(flight), None, stay).is_ok().then(|| lease.under_way())
     }
 
     fn lease_end(&self, start: Start, now: Moment) -> Option<Moment> {

@@ -6,15 +6,18 @@
 //!
 //! Every function here takes the caller's pin as a `&Guard`.
 
+mod evict;
 mod lease;
 mod lookup;
 #[cfg(all(test, loom))]
 mod models;
+mod stay;
 mod write;
 
+pub(crate) use stay::Stay;
 pub(crate) use write::source_fence;
 
-pub(crate) use lease::{Lease, Published, QueuedLease};
+pub(crate) use lease::{Fetched, Lease, Published, QueuedLease};
 pub(crate) use lookup::{Accept, Demand, Lookup, Start};
 
 use crate::clock::{Moment, Time};
@@ -23,12 +26,14 @@ use crate::executor::{Executor, Job, Keeper};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
-use crate::observe::{Count, Counters, InFlight, Stats};
+use crate::observe::{Count, Counters, InFlight, RemovalCause, Stats};
+use crate::policy::Policy;
 use crate::primitive::Padded;
-use crate::primitive::epoch::{Guard, drop_panics, flush};
+use crate::primitive::epoch::{Guard, drop_panics, flush, pin, unreclaimed};
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
+use evict::Charge;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::borrow::Borrow;
@@ -57,6 +62,9 @@ pub(crate) struct Core<K, V, S> {
     executor: Option<Arc<dyn Executor>>,
     hasher: S,
     shards: Box<[Shard<K, V>]>,
+    policy: Policy,
+    /// Loads under way that are to replace something, and keep it from being evicted.
+    refreshing: Padded<AtomicUsize>,
     flights: Registry<Flight<K, V>>,
     /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
     mortal: AtomicBool,
@@ -71,6 +79,15 @@ type Found<'g, K, V> = (&'g Slot<K, V>, State<'g, K, V>);
 pub(crate) struct Hit<'g, V> {
     pub(crate) cell: &'g Cell<V>,
     pub(crate) stage: Stage,
+}
+
+/// Why a read has found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nothing {
+    /// There is nothing that is served.
+    There,
+    /// There is nothing but what is beyond rescue.
+    ButSpent,
 }
 
 impl<K, V, S> Core<K, V, S> {
@@ -93,6 +110,8 @@ impl<K, V, S> Core<K, V, S> {
             executor,
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
+            policy: Policy::new(settings.max_capacity, settings.shards),
+            refreshing: Padded::default(),
             flights: Registry::new(),
             mortal: AtomicBool::new(settings.time_to_idle.is_some()),
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
@@ -105,11 +124,16 @@ impl<K, V, S> Core<K, V, S> {
         &self.shards[shard_of(hash, self.shards.len())]
     }
 
+    /// Whether it is noted when a value was last used.
+    fn idles(&self) -> bool {
+        self.settings.time_to_idle.is_some()
+    }
+
     /// How a value stands at `now`.
     fn stage_at(&self, slot: &Slot<K, V>, cell: &Cell<V>, now: Moment) -> Stage {
         match self.settings.time_to_idle {
             // Idle for too long is as good as never there: no grace.
-            Some(idle) if slot.used().max(cell.times.born).plus(idle) <= now => Stage::Dead,
+            Some(idle) if slot.used().max(cell.times.born()).plus(idle) <= now => Stage::Dead,
             _ => cell.times.stage(now, self.settings.grace),
         }
     }
@@ -135,7 +159,7 @@ impl<K, V, S> Core<K, V, S> {
     pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
         let times = self.settings.lifetime.times(own, now, || self.chance());
         // Relaxed: whoever misses it sweeps at its next write.
-        if times.hard != Moment::NEVER && !self.mortal.load(Ordering::Relaxed) {
+        if times.hard() != Moment::NEVER && !self.mortal.load(Ordering::Relaxed) {
             self.mortal.store(true, Ordering::Relaxed);
         }
         times
@@ -154,44 +178,85 @@ impl<K, V, S> Core<K, V, S> {
         usize::try_from(sum).unwrap_or(0)
     }
 
+    /// What is in the cache weighs, and what is about to come in.
+    pub(crate) fn weight(&self) -> u64 {
+        self.policy.weight()
+    }
+
     /// Moves a slot's word from exactly what was seen, keeps the count of values, and unlinks a slot that is dead now.
+    ///
+    /// `cause` says why the value goes that is taken out, if one is, and has not expired; `None`: it lives on elsewhere.
     fn swing(
         &self,
         slot: &Slot<K, V>,
         from: State<'_, K, V>,
         to: Next<K, V>,
-        guard: &Guard,
+        cause: Option<RemovalCause>,
+        stay: &Stay<'_, K, V, S>,
     ) -> Result<(), Next<K, V>> {
-        let dies = match &to {
-            Next::Dead => true,
-            Next::Prev => from.held().is_nothing(),
-            _ => false,
-        };
-        match slot.swing(from, to, guard) {
+        let held = from.held();
+        let (dies, leads) = (to.is_end(from), matches!(to, Next::Loading(_)));
+        let (before, after) = (slot.weight_of(held), to.weight(slot, held));
+        let charge = (before != after && after > 0).then(|| Charge::new(&self.policy, after));
+        match slot.swing(from, to, stay) {
             Swing::Lost(back) => Err(back),
-            Swing::Won { values } => {
+            Swing::Won { values, taken } => {
+                if before != after {
+                    if let Some(charge) = charge {
+                        charge.keep();
+                    }
+                    self.policy.discharge(before);
+                }
                 let shard = self.shard(slot.hash());
                 if values != 0 {
                     // Relaxed: a figure; see `values`.
                     shard.values.0.fetch_add(values.cast_unsigned(), Ordering::Relaxed);
                 }
+                self.count_refreshes(from, leads);
                 if dies {
+                    self.policy.leave(slot.mark());
                     // Killed first, unlinked then: whoever finds it dead meanwhile helps.
-                    shard.table.unlink(slot, guard);
+                    shard.table.unlink(slot, stay);
+                }
+                if let (Some(taken), Some(cause)) = (taken, cause) {
+                    let cause = self.cause_of(slot, from, cause);
+                    self.counters.add(Count::of_removal(cause));
+                    stay.removes(taken, cause);
                 }
                 Ok(())
             }
         }
     }
 
+    /// Keeps the number of loads that are to replace something.
+    fn count_refreshes(&self, from: State<'_, K, V>, leads: bool) {
+        let led = matches!(from, State::Loading(_));
+        if from.held().is_nothing() || led == leads {
+            return;
+        }
+        // Relaxed: a limit.
+        if leads {
+            self.refreshing.0.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.refreshing.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Kills what is there beyond rescue: dead values, and failures that nobody needs to remember.
-    fn reap(&self, slot: &Slot<K, V>, now: Moment, guard: &Guard) {
-        if let state @ State::Ready(held) = slot.load(guard)
+    fn reap(&self, slot: &Slot<K, V>, now: Moment, stay: &Stay<'_, K, V, S>) {
+        if let state @ State::Ready(held) = slot.load(stay)
             && self.is_spent(slot, held, now)
         {
             // A lost race means that somebody has found a use for the slot.
-            let _ = self.swing(slot, state, Next::Dead, guard);
+            let _ = self.swing(slot, state, Next::Dead, Some(RemovalCause::Expired), stay);
         }
+    }
+
+    /// As `is_spent`; the clock is read only if it matters.
+    fn is_spent_by_now(&self, slot: &Slot<K, V>, held: Held<'_, V>) -> bool {
+        // Relaxed: see `times`.
+        let may_end = self.mortal.load(Ordering::Relaxed) || held.record().is_some();
+        may_end && self.is_spent(slot, held, self.time.now())
     }
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
@@ -200,7 +265,7 @@ impl<K, V, S> Core<K, V, S> {
     }
 
     /// Sweeps a few buckets: what every write to a shard does, so that expired values go without anybody reading them.
-    fn sweep_a_little(&self, shard: &Shard<K, V>, guard: &Guard) {
+    fn sweep_a_little(&self, shard: &Shard<K, V>, stay: &Stay<'_, K, V, S>) {
         // Relaxed: see `times`.
         if !self.mortal.load(Ordering::Relaxed) {
             return;
@@ -209,7 +274,7 @@ impl<K, V, S> Core<K, V, S> {
         let mut at = shard.sweep.load(Ordering::Relaxed);
         let now = self.time.now();
         for _ in 0..SWEPT {
-            at = self.sweep(shard, at, now, guard).unwrap_or(0);
+            at = self.sweep(shard, at, now, stay).unwrap_or(0);
         }
         shard.sweep.store(at, Ordering::Relaxed);
     }
@@ -225,8 +290,15 @@ impl<K, V, S> Core<K, V, S> {
     }
 
     /// Kills every entry of the bucket that is spent at `now`.
-    pub(crate) fn sweep(&self, shard: &Shard<K, V>, at: u64, now: Moment, guard: &Guard) -> Option<u64> {
-        shard.table.visit(at, |slot| self.reap(slot, now, guard), guard)
+    fn sweep(&self, shard: &Shard<K, V>, at: u64, now: Moment, stay: &Stay<'_, K, V, S>) -> Option<u64> {
+        shard.table.visit(at, |slot| self.reap(slot, now, stay), stay)
+    }
+
+    /// Sweeps everything that has expired, and drops what is too much.
+    pub(crate) fn run_pending_tasks(&self) {
+        self.each_bucket(|shard, at| self.sweep(shard, at, self.time.now(), &self.stay(pin())));
+        self.shrink();
+        flush();
     }
 
     /// One step of an iteration: the live entries of one bucket of shard `nth`.
@@ -259,8 +331,8 @@ impl<K, V, S> Core<K, V, S> {
 
     /// Counts a read, which never loads, on the caller's number.
     #[inline(always)]
-    pub(crate) fn count_read(&self, hit: Option<&Hit<'_, V>>, number: usize) {
-        self.counters.add_on(number, hit.map_or(Count::Misses, |hit| Count::of_hit(hit.stage)));
+    pub(crate) fn count_read(&self, read: &Result<Hit<'_, V>, Nothing>, number: usize) {
+        self.counters.add_on(number, read.as_ref().map_or(Count::Misses, |hit| Count::of_hit(hit.stage)));
     }
 
     /// Wakes all who wait for a flight, so that they look at the clock again.
@@ -313,6 +385,7 @@ impl<K, V, S> Core<K, V, S> {
             stats.waiters += flight.waiters() as u64;
         });
         stats.drop_panics = drop_panics();
+        stats.unreclaimed = unreclaimed();
         stats.refresh_queue_depth = self.keeper.depth() as u64;
         stats
     }
@@ -357,14 +430,16 @@ where
         hash: u64,
         used: bool,
         guard: &'g Guard,
-    ) -> Option<Hit<'g, V>>
+    ) -> Result<Hit<'g, V>, Nothing>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
-        match self.simply_fresh(slot, guard) {
-            Some(cell) => Some(Hit { cell, stage: Stage::Fresh }),
+        let Some(slot) = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard) else {
+            return Err(Nothing::There);
+        };
+        match self.simply_fresh(slot, used, guard) {
+            Some(cell) => Ok(Hit { cell, stage: Stage::Fresh }),
             None => self.read_any(key, hash, used, guard),
         }
     }
@@ -377,33 +452,60 @@ where
         Q: Eq + ?Sized,
     {
         let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
-        self.simply_fresh(slot, guard).map(|cell| &cell.value)
+        self.simply_fresh(slot, true, guard).map(|cell| &cell.value)
     }
 
     /// A slot's value, if it is fresh and nothing needs to be noted.
     #[inline(always)]
-    fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, guard: &'g Guard) -> Option<&'g Cell<V>> {
+    fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, used: bool, guard: &'g Guard) -> Option<&'g Cell<V>> {
         let cell = slot.ready_cell(guard)?;
-        let fresh = cell.times.never_end() || self.time.now() < cell.times.soft;
-        (fresh && self.settings.time_to_idle.is_none()).then_some(cell)
+        let fresh = cell.times.are_fresh(|| self.time.now());
+        if !fresh || self.settings.time_to_idle.is_some() {
+            return None;
+        }
+        if used {
+            slot.mark().hit();
+        }
+        Some(cell)
     }
 
     /// `read` of whatever is not simply fresh.
     #[inline(never)]
-    fn read_any<'g, Q>(&'g self, key: &Q, hash: u64, used: bool, guard: &'g Guard) -> Option<Hit<'g, V>>
+    fn read_any<'g, Q>(
+        &'g self,
+        key: &Q,
+        hash: u64,
+        used: bool,
+        guard: &'g Guard,
+    ) -> Result<Hit<'g, V>, Nothing>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let (slot, state) = self.seek(hash, key, guard)?;
-        let cell = state.held().cell()?;
+        let Some((slot, state)) = self.seek(hash, key, guard) else { return Err(Nothing::There) };
+        let Some(cell) = state.held().cell() else { return Err(Nothing::There) };
         match self.stage(slot, cell, used) {
-            stage @ (Stage::Fresh | Stage::Stale) => Some(Hit { cell, stage }),
-            Stage::Grace => None,
-            Stage::Dead => {
-                self.reap(slot, self.time.now(), guard);
-                None
+            stage @ (Stage::Fresh | Stage::Stale) => {
+                if used {
+                    slot.mark().hit();
+                }
+                Ok(Hit { cell, stage })
             }
+            Stage::Grace => Err(Nothing::There),
+            Stage::Dead => Err(Nothing::ButSpent),
+        }
+    }
+
+    /// Takes the slot of a key out that a read has found spent. Not under the read's pin, since the listener is told.
+    #[cold]
+    pub(crate) fn reap_key<Q>(&self, key: &Q, hash: u64)
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        let stay = self.stay(pin());
+        if let Some((slot, _)) = self.seek(hash, key, &stay) {
+            self.reap(slot, self.time.now(), &stay);
         }
     }
 }

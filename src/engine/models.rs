@@ -93,7 +93,7 @@ impl Fixture {
 
     /// The lease of the first caller.
     fn lead(&self) -> TestLease {
-        match self.core.lookup(&KEY, &Self::demand(), &pin()) {
+        match self.core.lookup(&KEY, &Self::demand(), &self.core.stay(pin())) {
             Lookup::Lead(lease) => lease,
             _ => panic!("the key has to be led"),
         }
@@ -101,7 +101,7 @@ impl Fixture {
 
     /// The ticket of a caller who comes while somebody loads.
     fn join(&self) -> SlotTicket<u8, Value> {
-        match self.core.lookup(&KEY, &Self::demand(), &pin()) {
+        match self.core.lookup(&KEY, &Self::demand(), &self.core.stay(pin())) {
             Lookup::Join(ticket) => ticket,
             _ => panic!("somebody else loads"),
         }
@@ -127,18 +127,18 @@ impl Fixture {
     fn publish(&self, lease: TestLease, number: u64) -> bool {
         let value = self.census.value(number);
         let kept = value.clone();
-        lease.publish(value, Ttl::default(), true, &kept) == Published::Done
+        lease.publish(Fetched::of(value), &kept) == Published::Done
     }
 
     /// As the fronts do it: what was found, waited for, or loaded as `number`.
     fn get_with(&self, number: u64) -> u64 {
         loop {
             let ticket = {
-                let guard = pin();
-                match self.core.lookup(&KEY, &Self::demand(), &guard) {
+                let stay = self.core.stay(pin());
+                match self.core.lookup(&KEY, &Self::demand(), &stay) {
                     Lookup::Hit { hit, lease: None } => return hit.cell.value.number(),
                     Lookup::Hit { lease: Some(lease), .. } | Lookup::Lead(lease) => {
-                        drop(guard);
+                        drop(stay);
                         return self.load(lease, number);
                     }
                     Lookup::Join(ticket) => ticket,
@@ -154,7 +154,7 @@ impl Fixture {
     /// What is served to one who may not load.
     fn served(&self) -> Option<(Stage, u64)> {
         let demand = Demand { may_lead: false, ..Self::demand() };
-        match self.core.lookup(&KEY, &demand, &pin()) {
+        match self.core.lookup(&KEY, &demand, &self.core.stay(pin())) {
             Lookup::Hit { hit, .. } => Some((hit.stage, hit.cell.value.number())),
             _ => None,
         }
@@ -166,8 +166,8 @@ impl Fixture {
 
     fn insert(&self, number: u64) {
         let value = self.census.value(number);
-        let times = self.core.times_of_write(&KEY, &value, Ttl::default());
-        self.core.insert(KEY, value, times, &pin());
+        let new = self.core.weighed(&KEY, value, Ttl::default());
+        self.core.insert(KEY, new, &self.core.stay(pin()));
     }
 
     fn loads(&self) -> u64 {
@@ -236,32 +236,35 @@ fn no_stale_value(name: &'static str, remove: fn(&TestCore)) {
 
 #[test]
 fn an_invalidated_value_does_not_come_back() {
-    no_stale_value("an invalidated value does not come back", |core| core.invalidate(&KEY, &pin()));
+    no_stale_value("an invalidated value does not come back", |core| {
+        core.invalidate(&KEY, &core.stay(pin()))
+    });
 }
 
 #[test]
 fn a_removed_value_does_not_come_back() {
-    no_stale_value("a removed value does not come back", |core| drop(core.remove(&KEY, &pin())));
+    no_stale_value("a removed value does not come back", |core| drop(core.remove(&KEY, &core.stay(pin()))));
 }
 
 #[test]
 fn an_expired_value_does_not_come_back() {
-    no_stale_value("an expired value does not come back", |core| _ = core.expire(&KEY, &pin()));
+    no_stale_value("an expired value does not come back", |core| _ = core.expire(&KEY, &core.stay(pin())));
 }
 
 #[test]
 fn a_cleared_value_does_not_come_back() {
     no_stale_value("a cleared value does not come back", |core| {
         source_fence();
-        core.each_bucket(|shard, at| core.clear_bucket(shard, at, &pin()));
+        core.each_bucket(|shard, at| core.clear_bucket(shard, at, &core.stay(pin())));
     });
 }
 
 #[test]
 fn a_value_before_one_of_no_time_does_not_come_back() {
     no_stale_value("a value before one of no time does not come back", |core| {
-        let times = core.times(Ttl { soft: None, hard: Some(Duration::ZERO) }, core.time.now());
-        core.insert(KEY, Census::default().value(3), times, &pin());
+        let value = Census::default().value(3);
+        let new = core.weighed(&KEY, value, Ttl { soft: None, hard: Some(Duration::ZERO) });
+        core.insert(KEY, new, &core.stay(pin()));
     });
 }
 
@@ -269,7 +272,7 @@ fn a_value_before_one_of_no_time_does_not_come_back() {
 fn asked(cache: &Fixture) -> TestLease {
     cache.insert(1);
     let demand = Demand { accept: None, ..Fixture::demand() };
-    match cache.core.lookup(&KEY, &demand, &pin()) {
+    match cache.core.lookup(&KEY, &demand, &cache.core.stay(pin())) {
         Lookup::Lead(lease) => lease,
         _ => panic!("who asks leads"),
     }
@@ -305,7 +308,7 @@ fn a_retain_meets_a_load() {
                 judged.push(value.number());
                 true
             };
-            core.each_bucket(|shard, at| core.retain_bucket(shard, at, &mut keep, &pin()));
+            core.each_bucket(|shard, at| core.retain_bucket(shard, at, &mut keep, &core.stay(pin())));
             judged
         });
         let number = if published { 2 } else { 1 };
@@ -317,7 +320,7 @@ fn a_retain_meets_a_load() {
 #[test]
 fn an_expire_meets_a_load() {
     both("an expire meets a load", 3, |pins| {
-        let (published, there, last) = load_meets(pins, |core| core.expire(&KEY, &pin()));
+        let (published, there, last) = load_meets(pins, |core| core.expire(&KEY, &core.stay(pin())));
         assert!(there);
         assert_eq!(last, Some((Stage::Stale, if published { 2 } else { 1 })));
     });
@@ -356,7 +359,7 @@ fn a_caller_after_an_invalidate_does_not_join() {
             let cache = cache.clone();
             move || cache.publish(lease, 1)
         });
-        cache.core.invalidate(&KEY, &pin());
+        cache.core.invalidate(&KEY, &cache.core.stay(pin()));
         assert_eq!(cache.get_with(2), 2, "the flight that began before is not joined");
         assert_eq!(cache.wait(&ticket), Some(1), "who joined before gets the flight's value");
         leader.join().unwrap();
@@ -482,7 +485,7 @@ fn a_hung_refresh_is_taken_over_by_one() {
         let lease = Duration::from_secs(1);
         let cache = Fixture::with(|builder| builder.soft_ttl(Duration::from_secs(1)).lease(lease));
         stale(&cache);
-        let hung = match cache.core.lookup(&KEY, &Fixture::demand(), &pin()) {
+        let hung = match cache.core.lookup(&KEY, &Fixture::demand(), &cache.core.stay(pin())) {
             Lookup::Hit { lease: Some(lease), .. } => lease,
             _ => panic!("the refresh has to be led"),
         };
@@ -507,7 +510,7 @@ fn a_takeover_meets_a_starting_job() {
         pins().adopt();
         let cache = Fixture::new();
         let demand = Demand { accept: None, miss: Start::Queued, ..Fixture::demand() };
-        let Lookup::Lead(lease) = cache.core.lookup(&KEY, &demand, &pin()) else {
+        let Lookup::Lead(lease) = cache.core.lookup(&KEY, &demand, &cache.core.stay(pin())) else {
             panic!("the refresh has to be led")
         };
         let job = spawn(pins, {
@@ -553,7 +556,7 @@ fn two_misses_on_real_epochs() {
             move || {
                 theirs.adopt();
                 let number = cache.get_with(1);
-                cache.core.invalidate(&KEY, &pin());
+                cache.core.invalidate(&KEY, &cache.core.stay(pin()));
                 (number, Participant::take_back())
             }
         });

@@ -4,13 +4,14 @@
 //! invalidates, a claimer claims and reads the source. Without a SeqCst fence on both sides each could miss the
 //! other (store buffering), and the stale value would stay.
 
-use super::{Core, Shard};
+use super::evict::Charge;
+use super::{Core, Shard, Stay};
 use crate::clock::Moment;
-use crate::freshness::{Stage, Times, Ttl};
+use crate::freshness::{Stage, Ttl};
+use crate::observe::RemovalCause;
 use crate::primitive::atomic::{Ordering, fence};
-use crate::primitive::epoch::Guard;
 use crate::primitive::step::step;
-use crate::slot::{NewCell, Next, Slot, State, Unborn};
+use crate::slot::{Cell, NewCell, Next, Slot, State, Unborn, Weighed};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
@@ -32,24 +33,27 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
         }
     }
 
-    /// The times of a value that is written now.
-    pub(crate) fn times_of_write(&self, key: &K, value: &V, own: Ttl) -> Times {
-        self.times(self.own_ttl(key, value, own, None), self.time.now())
+    /// A value that is written now, with its weight and times.
+    pub(crate) fn weighed(&self, key: &K, value: V, own: Ttl) -> Weighed<V> {
+        let weight = self.weigh(key, &value);
+        let times = self.times(self.own_ttl(key, &value, own, None), self.time.now());
+        Weighed { cell: Cell { value, times }, weight }
     }
 
     /// Kills a slot, whatever it holds by now.
-    fn kill(&self, slot: &Slot<K, V>, guard: &Guard) {
+    fn kill(&self, slot: &Slot<K, V>, cause: RemovalCause, stay: &Stay<'_, K, V, S>) {
         loop {
-            let state = slot.load(guard);
-            if matches!(state, State::Dead) || self.swing(slot, state, Next::Dead, guard).is_ok() {
+            let state = slot.load(stay);
+            if matches!(state, State::Dead) || self.swing(slot, state, Next::Dead, Some(cause), stay).is_ok()
+            {
                 return;
             }
         }
     }
 
     /// One step of `invalidate_all`.
-    pub(crate) fn clear_bucket(&self, shard: &Shard<K, V>, at: u64, guard: &Guard) -> Option<u64> {
-        shard.table.visit(at, |slot| self.kill(slot, guard), guard)
+    pub(crate) fn clear_bucket(&self, shard: &Shard<K, V>, at: u64, stay: &Stay<'_, K, V, S>) -> Option<u64> {
+        shard.table.visit(at, |slot| self.kill(slot, RemovalCause::Explicit, stay), stay)
     }
 
     /// One step of `retain`. A load under way is detached: it began before, and nobody can say what it will bring.
@@ -58,11 +62,11 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
         shard: &Shard<K, V>,
         at: u64,
         keep: &mut impl FnMut(&K, &V) -> bool,
-        guard: &Guard,
+        stay: &Stay<'_, K, V, S>,
     ) -> Option<u64> {
         let visit = |slot: &Slot<K, V>| {
             loop {
-                let state = slot.load(guard);
+                let state = slot.load(stay);
                 // A value in grace may be served yet, so it is asked about too.
                 let live = state.held().cell().filter(|cell| self.stage(slot, cell, false) <= Stage::Grace);
                 let stays = live.is_some_and(|cell| keep(slot.key(), &cell.value));
@@ -74,12 +78,12 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
                     State::Loading(_) if stays => Next::Prev,
                     State::Ready(_) | State::Loading(_) => Next::Dead,
                 };
-                if self.swing(slot, state, next, guard).is_ok() {
+                if self.swing(slot, state, next, Some(RemovalCause::Explicit), stay).is_ok() {
                     return;
                 }
             }
         };
-        shard.table.visit(at, visit, guard)
+        shard.table.visit(at, visit, stay)
     }
 }
 
@@ -89,40 +93,45 @@ where
     V: 'static,
     S: BuildHasher + 'static,
 {
-    /// Puts a value in the place of whatever is there. One that ends as it is born takes what is there away.
-    pub(crate) fn insert(&self, mut key: K, mut value: V, times: Times, guard: &Guard) {
+    /// Puts a value in the place of whatever is there. One that ends as it is born, or is too heavy, takes what is there away.
+    pub(crate) fn insert(&self, mut key: K, mut new: Weighed<V>, stay: &Stay<'_, K, V, S>) {
         source_fence();
         let hash = self.hash(&key);
         let shard = self.shard(hash);
-        if !times.born.is_before(times.hard) {
-            if let Some((slot, _)) = self.seek(hash, &key, guard) {
-                self.kill(slot, guard);
+        let times = new.cell.times;
+        if !times.born().is_before(times.hard()) || !self.admits(new.weight) {
+            if let Some((slot, _)) = self.seek(hash, &key, stay) {
+                self.kill(slot, RemovalCause::Replaced, stay);
             }
             return;
         }
-        loop {
+        let slot = loop {
             step();
-            if let Some((slot, state)) = self.seek(hash, &key, guard) {
-                match self.swing(slot, state, Next::Value(NewCell::boxed(times, value)), guard) {
-                    Ok(()) => break,
-                    Err(back) => value = back.into_value().expect("what was to be published comes back"),
+            if let Some((slot, state)) = self.seek(hash, &key, stay) {
+                let next = Next::Value(NewCell::boxed(new));
+                match self.swing(slot, state, next, Some(RemovalCause::Replaced), stay) {
+                    Ok(()) => break slot,
+                    Err(back) => new = back.into_weighed().expect("what was to be published comes back"),
                 }
             } else {
-                match Unborn::with_value(hash, key, times, value).link(&shard.table, guard) {
-                    Ok(()) => {
+                let charge = Charge::new(&self.policy, new.weight);
+                match Unborn::with_value(hash, key, new, self.idles()).link(&shard.table, stay) {
+                    Ok(slot) => {
+                        charge.keep();
                         // Relaxed: a figure; see `values`.
                         shard.values.0.fetch_add(1, Ordering::Relaxed);
-                        break;
+                        break slot;
                     }
-                    Err(back) => (key, value) = back.into_parts().expect("born with a value"),
+                    Err(back) => (key, new) = back.into_parts().expect("born with a value"),
                 }
             }
-        }
-        self.sweep_a_little(shard, guard);
+        };
+        self.sweep_a_little(shard, stay);
+        self.stored(slot, stay);
     }
 
     /// Kills the slot of a key, and gives a clone of the value that was served until then.
-    pub(crate) fn remove<Q>(&self, key: &Q, guard: &Guard) -> Option<V>
+    pub(crate) fn remove<Q>(&self, key: &Q, stay: &Stay<'_, K, V, S>) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -131,28 +140,28 @@ where
         source_fence();
         let hash = self.hash(key);
         loop {
-            let (slot, state) = self.seek(hash, key, guard)?;
+            let (slot, state) = self.seek(hash, key, stay)?;
             let cell = state.held().cell().filter(|cell| self.stage(slot, cell, false) <= Stage::Stale);
-            if self.swing(slot, state, Next::Dead, guard).is_ok() {
+            if self.swing(slot, state, Next::Dead, Some(RemovalCause::Explicit), stay).is_ok() {
                 return cell.map(|cell| cell.value.clone());
             }
         }
     }
 
     /// Kills the slot of a key.
-    pub(crate) fn invalidate<Q>(&self, key: &Q, guard: &Guard)
+    pub(crate) fn invalidate<Q>(&self, key: &Q, stay: &Stay<'_, K, V, S>)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
         source_fence();
-        if let Some((slot, _)) = self.seek(self.hash(key), key, guard) {
-            self.kill(slot, guard);
+        if let Some((slot, _)) = self.seek(self.hash(key), key, stay) {
+            self.kill(slot, RemovalCause::Explicit, stay);
         }
     }
 
     /// Makes the value of a key stale now, by a new cell. `false` if there is none.
-    pub(crate) fn expire<Q>(&self, key: &Q, guard: &Guard) -> bool
+    pub(crate) fn expire<Q>(&self, key: &Q, stay: &Stay<'_, K, V, S>) -> bool
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -161,16 +170,20 @@ where
         source_fence();
         let hash = self.hash(key);
         loop {
-            let Some((slot, state)) = self.seek(hash, key, guard) else { return false };
+            let Some((slot, state)) = self.seek(hash, key, stay) else { return false };
             let now: Moment = self.time.now();
             let live = state.held().cell().filter(|cell| self.stage_at(slot, cell, now) <= Stage::Stale);
             let next = match (live, state) {
-                (Some(cell), _) => Next::Value(NewCell::boxed(cell.times.expired(now), cell.value.clone())),
+                (Some(cell), _) => {
+                    let weight = slot.weight_of(state.held());
+                    let cell = Cell { value: cell.value.clone(), times: cell.times.expired(now) };
+                    Next::Value(NewCell::boxed(Weighed { cell, weight }))
+                }
                 // Past being stale, or nothing at all: only a load is to be detached.
                 (None, State::Loading(_)) => Next::Prev,
                 (None, _) => return false,
             };
-            if self.swing(slot, state, next, guard).is_ok() {
+            if self.swing(slot, state, next, None, stay).is_ok() {
                 return live.is_some();
             }
         }

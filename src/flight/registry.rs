@@ -86,7 +86,7 @@ impl<T> Registry<T> {
         // SAFETY: it came from `into_raw`, and is given back once, here.
         let give_back = move || drop(unsafe { Arc::from_raw(item) });
         // SAFETY: the seat's owner took the item out of the only word that led to it.
-        unsafe { retire(guard, give_back) };
+        unsafe { retire(guard, size_of::<T>(), give_back) };
     }
 
     /// Visits all who are seated; those who come or go meanwhile may be missed.

@@ -1,6 +1,44 @@
 //! Epoch-based reclamation: one collector for all of quell, so that no other crate's pin holds our garbage.
+//!
+//! What a thread retires goes into a bag of its own, which is handed over when it holds 64 pieces, and pins free what has
+//! been handed over now and then. So that little waits for long, a thread hands its bag over and tries to free what it can
+//! ([`settle`]) once it has retired more than [`DEBT`] bytes since it last did, and at its first chance in each new tick.
 
+use super::Padded;
 use super::plain::{AtomicU64, Ordering};
+use super::thread::NUMBERED;
+
+/// How many bytes a thread may retire before it settles.
+pub(crate) const DEBT: usize = 64 << 10;
+
+/// Bytes that have been retired less those that have been reclaimed, by the number of the thread that did it. Each thread
+/// with a number writes to its own alone; one of them may be below zero, their sum is not.
+static UNRECLAIMED: [Padded<AtomicU64>; NUMBERED + 1] = [const { Padded(AtomicU64::new(0)) }; NUMBERED + 1];
+
+fn count_unreclaimed(bytes: u64, number: usize) {
+    let own = &UNRECLAIMED[number].0;
+    if number < NUMBERED {
+        // Relaxed: a statistic, of which this thread is the only writer while it has the number.
+        own.store(own.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+    } else {
+        // Relaxed: as above, but shared.
+        own.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of quell's own allocations that have been retired, and not reclaimed yet.
+pub(crate) fn unreclaimed() -> u64 {
+    // Relaxed: a statistic.
+    let sum = UNRECLAIMED.iter().fold(0_u64, |sum, own| sum.wrapping_add(own.0.load(Ordering::Relaxed)));
+    // While others count, a piece may be seen reclaimed before it is seen retired.
+    if sum.cast_signed() < 0 { 0 } else { sum }
+}
+
+/// The reclamation of a piece: `drop` frees it.
+fn reclaim(bytes: usize, drop: impl FnOnce()) {
+    count_unreclaimed((bytes as u64).wrapping_neg(), number());
+    contain(drop);
+}
 
 /// How many drops of user values have panicked while they were reclaimed.
 static DROP_PANICS: AtomicU64 = AtomicU64::new(0);
@@ -26,9 +64,11 @@ pub(crate) fn contain(drop: impl FnOnce()) {
 
 #[cfg(not(loom))]
 mod imp {
+    use super::{DEBT, count_unreclaimed};
     use crate::primitive::thread::{Number, SHARED};
     pub(crate) use crossbeam_epoch::Guard;
     use crossbeam_epoch::{Collector, LocalHandle};
+    use std::cell::Cell;
     use std::sync::OnceLock;
 
     static COLLECTOR: OnceLock<Collector> = OnceLock::new();
@@ -41,10 +81,19 @@ mod imp {
     struct Local {
         handle: LocalHandle,
         number: Number,
+        /// Bytes retired since the thread last settled.
+        owed: Cell<usize>,
+        /// When that was.
+        settled: Cell<u64>,
     }
 
     thread_local! {
-        static LOCAL: Local = Local { handle: collector().register(), number: Number::take() };
+        static LOCAL: Local = Local {
+            handle: collector().register(),
+            number: Number::take(),
+            owed: Cell::new(0),
+            settled: Cell::new(0),
+        };
     }
 
     /// Pins this thread. In the destructors of other thread-locals, where the handle may be gone, registers afresh.
@@ -74,13 +123,35 @@ mod imp {
         }
     }
 
-    /// Runs `reclaim` after every pin that exists now has ended.
+    /// Hands this thread's garbage over and frees what may go, if it owes that: see this module's head. `tick` tells the
+    /// present tick of some clock. Not under a pin, and not in the middle of an operation: destructors are user code.
+    pub(crate) fn settle(tick: impl FnOnce() -> u64) {
+        let _ = LOCAL.try_with(|local| {
+            let owed = local.owed.get();
+            if owed == 0 {
+                return;
+            }
+            let tick = tick();
+            if owed > DEBT || tick != local.settled.get() {
+                local.settled.set(tick);
+                local.owed.set(0);
+                local.handle.pin().flush();
+            }
+        });
+    }
+
+    /// Runs `drop` after every pin that exists now has ended. `bytes` is what it frees, about.
     ///
     /// # Safety
-    /// `reclaim` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
-    pub(crate) unsafe fn retire(guard: &Guard, reclaim: impl FnOnce()) {
+    /// `drop` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
+    pub(crate) unsafe fn retire(guard: &Guard, bytes: usize, drop: impl FnOnce()) {
+        let number = LOCAL.try_with(|local| {
+            local.owed.set(local.owed.get() + bytes);
+            local.number.get()
+        });
+        count_unreclaimed(bytes as u64, number.unwrap_or(SHARED));
         // SAFETY: the caller's contract is that of `defer_unchecked`.
-        unsafe { guard.defer_unchecked(move || super::contain(reclaim)) }
+        unsafe { guard.defer_unchecked(move || super::reclaim(bytes, drop)) }
     }
 
     /// A guard that reclaims at once, for structures that nobody else can reach any more.
@@ -211,11 +282,13 @@ mod imp {
         YARD.with_borrow_mut(|yard| yard.memory.push(Box::new(give_back)));
     }
 
-    /// Runs `reclaim` after every pin that exists now has ended.
+    /// Runs `drop` after every pin that exists now has ended. `bytes` is what it frees, about.
     ///
     /// # Safety
-    /// `reclaim` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
-    pub(crate) unsafe fn retire(guard: &Guard, reclaim: impl FnOnce()) {
+    /// `drop` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
+    pub(crate) unsafe fn retire(guard: &Guard, bytes: usize, drop: impl FnOnce()) {
+        super::count_unreclaimed(bytes as u64, SHARED);
+        let reclaim = move || super::reclaim(bytes, drop);
         let retired = |at: usize, reclaim: Box<dyn FnOnce() + '_>| {
             // SAFETY: the caller's contract: what it frees lives until then. Only the lifetime changes.
             let reclaim = unsafe { std::mem::transmute::<Box<dyn FnOnce() + '_>, Reclaim>(reclaim) };
@@ -321,6 +394,9 @@ mod imp {
             guard.flush();
         }
     }
+
+    /// A model flushes where it wants to.
+    pub(crate) fn settle(_: impl FnOnce() -> u64) {}
 }
 
 pub(crate) use imp::*;

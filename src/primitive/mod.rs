@@ -9,6 +9,7 @@ pub(crate) mod epoch;
 #[cfg(all(test, loom))]
 pub(crate) mod model;
 pub(crate) mod park;
+pub(crate) mod replaceable;
 pub(crate) mod step;
 pub(crate) mod thin;
 #[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
@@ -119,6 +120,7 @@ pub(crate) mod plain {
     pub(crate) use std::sync::atomic::{Ordering, fence};
     pub(crate) type AtomicBool = std::sync::atomic::AtomicBool;
     pub(crate) type AtomicPtr<T> = std::sync::atomic::AtomicPtr<T>;
+    pub(crate) type AtomicU32 = std::sync::atomic::AtomicU32;
     pub(crate) type AtomicU64 = std::sync::atomic::AtomicU64;
     pub(crate) type AtomicUsize = std::sync::atomic::AtomicUsize;
 }

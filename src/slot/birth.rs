@@ -1,12 +1,10 @@
 //! How slots and cells come into being, before anybody else can see them; and how a whole table of them ends.
 
-use super::{Flight, Held, HeldWord, Slot, SlotRef, loading_word};
+use super::{Cell, Flight, Held, HeldWord, Slot, SlotRef, USUAL_WEIGHT, Weighed, loading_word};
 use crate::clock::Moment;
-use crate::freshness::Times;
 use crate::primitive::Arc;
 use crate::primitive::atomic::Ordering;
 use crate::primitive::epoch::{Guard, contain};
-use crate::slot::Cell;
 use crate::table::{Linked, Table};
 use std::ptr::NonNull;
 
@@ -18,30 +16,44 @@ pub(crate) struct NewCell<K, V> {
 }
 
 impl<K, V> NewCell<K, V> {
-    pub(crate) fn boxed(times: Times, value: V) -> Self {
-        Self { cell: NonNull::from(Box::leak(Box::new(Cell { times, value }))), room: None }
+    pub(crate) fn boxed(weighed: Weighed<V>) -> Self {
+        Self { cell: NonNull::from(Box::leak(Box::new(weighed))).cast(), room: None }
     }
 
-    /// In the room of the flight's slot if it is the first flight, else in a box.
-    pub(crate) fn for_flight(flight: &Flight<K, V>, times: Times, value: V) -> Self {
-        if !flight.first {
-            return Self::boxed(times, value);
+    /// In the room of the flight's slot if it is the first flight and the weight is the usual one, else in a box.
+    pub(crate) fn for_flight(flight: &Flight<K, V>, weighed: Weighed<V>) -> Self {
+        if !flight.first || weighed.weight != USUAL_WEIGHT {
+            return Self::boxed(weighed);
         }
         let slot = &flight.target;
         // SAFETY: INV-slot-4: only the first flight's lease comes here, and only once, since it is used up by it.
-        let cell = unsafe { slot.fill_room(Cell { times, value }) };
+        let cell = unsafe { slot.fill_room(weighed.cell) };
         Self { cell, room: Some(slot.clone()) }
     }
 
-    pub(super) fn into_value(self) -> V {
+    /// The box, if it is in one.
+    fn as_box(&self) -> Option<NonNull<Weighed<V>>> {
+        // What is in a box begins with its cell.
+        self.room.is_none().then(|| self.cell.cast())
+    }
+
+    pub(super) fn weight(&self) -> u32 {
+        // SAFETY: boxed by `boxed`, published to nobody.
+        self.as_box().map_or(USUAL_WEIGHT, |weighed| unsafe { weighed.as_ref() }.weight)
+    }
+
+    pub(super) fn into_weighed(self) -> Weighed<V> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: moved out once, here; `this` is not dropped.
         let room = unsafe { std::ptr::read(&raw const this.room) };
         match room {
-            // SAFETY: written by `for_flight`, published to nobody, and moved out once, here.
-            Some(_slot) => unsafe { this.cell.read() }.value,
+            Some(_slot) => {
+                // SAFETY: written by `for_flight`, published to nobody, and moved out once, here.
+                let cell = unsafe { this.cell.read() };
+                Weighed { cell, weight: USUAL_WEIGHT }
+            }
             // SAFETY: boxed by `boxed`, published to nobody.
-            None => unsafe { Box::from_raw(this.cell.as_ptr()) }.value,
+            None => *unsafe { Box::from_raw(this.cell.cast::<Weighed<V>>().as_ptr()) },
         }
     }
 
@@ -55,11 +67,11 @@ impl<K, V> NewCell<K, V> {
 
 impl<K, V> Drop for NewCell<K, V> {
     fn drop(&mut self) {
-        match &self.room {
-            // SAFETY: written by `for_flight`, published to nobody.
-            Some(_) => unsafe { std::ptr::drop_in_place(self.cell.as_ptr()) },
+        match self.as_box() {
             // SAFETY: boxed by `boxed`, published to nobody.
-            None => drop(unsafe { Box::from_raw(self.cell.as_ptr()) }),
+            Some(weighed) => drop(unsafe { Box::from_raw(weighed.as_ptr()) }),
+            // SAFETY: written by `for_flight`, published to nobody.
+            None => unsafe { std::ptr::drop_in_place(self.cell.as_ptr()) },
         }
     }
 }
@@ -69,25 +81,30 @@ impl<K, V> Drop for NewCell<K, V> {
 pub(crate) struct Unborn<K, V>(pub(super) Option<SlotRef<K, V>>);
 
 impl<K, V> Unborn<K, V> {
-    /// A slot that is born with a value.
-    pub(crate) fn with_value(hash: u64, key: K, times: Times, value: V) -> Self {
-        // One share for the link, and one for the value in the slot's room.
-        let slot = Slot::allocate(hash, key, times.born, 2);
-        // SAFETY: INV-slot-4: nobody else knows the slot yet.
-        let cell = unsafe { slot.fill_room(Cell { times, value }) };
+    /// A slot that is born with a value. `idles`: it is to have an idle stamp.
+    pub(crate) fn with_value(hash: u64, key: K, weighed: Weighed<V>, idles: bool) -> Self {
+        let slot = Slot::allocate(hash, key, idles.then(|| weighed.cell.times.born()));
+        let cell = if weighed.weight == USUAL_WEIGHT {
+            // One share for the link, and one for the value in the slot's room.
+            std::mem::forget(slot.clone());
+            // SAFETY: INV-slot-4: nobody else knows the slot yet.
+            unsafe { slot.fill_room(weighed.cell) }.as_ptr().cast()
+        } else {
+            NewCell::<K, V>::boxed(weighed).publish()
+        };
         // Relaxed: linking the slot publishes it.
-        slot.word.store(cell.as_ptr().cast(), Ordering::Relaxed);
+        slot.word.store(cell, Ordering::Relaxed);
         Self(Some(slot))
     }
 
-    /// A slot that is born with a load of its value.
+    /// A slot that is born with a load of its value; `idle_from` is its first idle stamp, if it is to have one.
     pub(crate) fn with_flight(
         hash: u64,
         key: K,
-        now: Moment,
+        idle_from: Option<Moment>,
         flight: impl FnOnce(SlotRef<K, V>, HeldWord<V>) -> Flight<K, V>,
     ) -> (Self, Arc<Flight<K, V>>) {
-        let slot = Slot::allocate(hash, key, now, 1);
+        let slot = Slot::allocate(hash, key, idle_from);
         let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
         // Relaxed: linking the slot publishes it.
         slot.word.store(loading_word(flight.clone()), Ordering::Relaxed);
@@ -95,28 +112,42 @@ impl<K, V> Unborn<K, V> {
     }
 
     /// Links the slot, unless one of this key is linked already.
-    pub(crate) fn link(mut self, table: &Table<Slot<K, V>>, guard: &Guard) -> Result<(), Self>
+    pub(crate) fn link<'g>(
+        mut self,
+        table: &Table<Slot<K, V>>,
+        guard: &'g Guard,
+    ) -> Result<&'g Slot<K, V>, Self>
     where
         K: Eq,
     {
-        let Some(slot) = &self.0 else { return Ok(()) };
+        let slot = self.0.as_ref().expect("it has its share until it is linked");
         // `Eq` is user code: until it has spoken, the share is ours to drop.
         if table.link(slot.0, slot.hash(), |other| other.key == slot.key, guard).is_err() {
             return Err(self);
         }
-        // The share is the table's now.
-        self.0.take().map(SlotRef::into_link);
-        Ok(())
+        // The share is the table's now, and given back through retire (INV-slot-3).
+        let slot = self.0.take().expect("as above").into_link();
+        // SAFETY: INV-slot-3: it was linked under this pin.
+        Ok(unsafe { slot.as_ref() })
     }
 
     /// The key and the value of a slot that was to be born with a value.
-    pub(crate) fn into_parts(mut self) -> Option<(K, V)> {
-        let raw = self.0.take()?.into_link();
-        // SAFETY: an unborn slot has only its owner's share and the value's, and both end here.
-        let slot = *unsafe { Box::from_raw(raw.as_ptr()) };
-        // SAFETY: INV-slot-4: `with_value` put a value there; it is moved out once, here.
-        let cell = unsafe { slot.first.into_inner().assume_init() };
-        Some((slot.key, cell.value))
+    pub(crate) fn into_parts(mut self) -> Option<(K, Weighed<V>)> {
+        let slot = self.0.take()?;
+        // Relaxed: nobody else has seen the slot.
+        let cell = slot.word.load(Ordering::Relaxed).cast::<Cell<V>>();
+        let in_room = slot.is_room(cell);
+        // SAFETY: an unborn slot has only its owner's share and perhaps the value's, and both end here.
+        let slot = unsafe { Slot::unbox(slot.into_link()) };
+        let weighed = if in_room {
+            // SAFETY: INV-slot-4: `with_value` put a value there; it is moved out once, here.
+            let cell = unsafe { slot.first.into_inner().assume_init() };
+            Weighed { cell, weight: USUAL_WEIGHT }
+        } else {
+            // SAFETY: boxed by `with_value`; it is moved out once, here.
+            *unsafe { Box::from_raw(cell.cast::<Weighed<V>>()) }
+        };
+        Some((slot.key, weighed))
     }
 }
 

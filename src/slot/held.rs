@@ -14,6 +14,19 @@ pub(crate) struct Cell<V> {
     pub(crate) times: Times,
 }
 
+const _: () = assert!(size_of::<Cell<u64>>() == 24, "a word and the times");
+
+/// A value with its times and its weight: what a box holds. The room of a slot holds a cell alone, which weighs
+/// [`USUAL_WEIGHT`].
+#[repr(C)]
+pub(crate) struct Weighed<V> {
+    pub(crate) cell: Cell<V>,
+    pub(crate) weight: u32,
+}
+
+/// What a value weighs without a weigher, and a record without a value always.
+pub(crate) const USUAL_WEIGHT: u32 = 1;
+
 /// Until when a failed load of a key holds up the next one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pause {

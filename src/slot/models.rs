@@ -24,7 +24,7 @@ use std::sync::Arc as Shared;
 type S = SlotRef<u8, Value>;
 type F = Arc<Flight<u8, Value>>;
 
-const BORN: Times = Times { born: Moment::NEVER, soft: Moment::NEVER, hard: Moment::NEVER };
+const BORN: Times = Times::new(Moment::NEVER, Moment::NEVER, Moment::NEVER);
 
 fn now() -> Moment {
     Moment::from_nanos(10)
@@ -35,13 +35,17 @@ fn lease_end() -> Option<Moment> {
     Some(Moment::from_nanos(5))
 }
 
+fn weighed(census: &Census, number: u64) -> Weighed<Value> {
+    Weighed { cell: Cell { value: census.value(number), times: BORN }, weight: USUAL_WEIGHT }
+}
+
 fn valued(census: &Census, number: u64) -> S {
-    Unborn::with_value(7, 7, BORN, census.value(number)).0.take().expect("an unborn slot has its share")
+    Unborn::with_value(7, 7, weighed(census, number), false).0.take().expect("an unborn slot has its share")
 }
 
 fn loading() -> (S, F) {
     let (mut unborn, flight) =
-        Unborn::with_flight(7, 7, now(), |slot, prev| Flight::new(slot, prev, true, now(), lease_end()));
+        Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, true, now(), lease_end()));
     (unborn.0.take().expect("an unborn slot has its share"), flight)
 }
 
@@ -54,7 +58,7 @@ fn write(slot: &S, mut next: Next<u8, Value>) -> isize {
             return 0;
         }
         match slot.swing(state, next, &guard) {
-            Swing::Won { values } => return values,
+            Swing::Won { values, .. } => return values,
             Swing::Lost(back) => next = back,
         }
     }
@@ -65,7 +69,7 @@ fn claim(slot: &S, from: State<'_, u8, Value>, guard: &Guard) -> Option<F> {
     let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
     let flight = Arc::new(Flight::new(target, prev, false, now(), Some(Moment::NEVER)));
     match slot.swing(from, Next::Loading(flight.clone()), guard) {
-        Swing::Won { values } => {
+        Swing::Won { values, .. } => {
             assert_eq!(values, 0, "a claim changes no value");
             Some(flight)
         }
@@ -82,13 +86,13 @@ fn end(flight: &F, next: Next<u8, Value>) -> Option<isize> {
         return None;
     }
     match flight.target.swing(state, next, &guard) {
-        Swing::Won { values } => Some(values),
+        Swing::Won { values, .. } => Some(values),
         Swing::Lost(_) => None,
     }
 }
 
 fn publish(flight: &F, census: &Census, number: u64) -> Option<isize> {
-    end(flight, Next::Value(NewCell::for_flight(flight, BORN, census.value(number))))
+    end(flight, Next::Value(NewCell::for_flight(flight, weighed(&census, number))))
 }
 
 fn read(slot: &S) -> Option<u64> {
@@ -116,7 +120,7 @@ fn a_publish_meets_an_insert_and_a_reader() {
         });
         let writer = spawn(pins, {
             let (slot, census) = (slot.clone(), census.clone());
-            move || write(&slot, Next::Value(NewCell::boxed(BORN, census.value(2))))
+            move || write(&slot, Next::Value(NewCell::boxed(weighed(&census, 2))))
         });
         assert!(matches!(read(&slot), None | Some(1 | 2)));
         let (published, inserted) = (leader.join().unwrap(), writer.join().unwrap());
@@ -278,7 +282,7 @@ fn a_takeover_meets_a_starting_job() {
         pins().adopt();
         let census = Census::default();
         let (mut unborn, flight) =
-            Unborn::with_flight(7, 7, now(), |slot, prev| Flight::new(slot, prev, true, now(), None));
+            Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, true, now(), None));
         let slot: S = unborn.0.take().expect("an unborn slot has its share");
         let job = spawn(pins, {
             let census = census.clone();
@@ -302,7 +306,7 @@ fn a_takeover_meets_a_starting_job() {
 /// A value that is in a box, as all but a slot's first are.
 fn boxed(census: &Census, number: u64) -> S {
     let slot = valued(census, 0);
-    assert_eq!(write(&slot, Next::Value(NewCell::boxed(BORN, census.value(number)))), 0);
+    assert_eq!(write(&slot, Next::Value(NewCell::boxed(weighed(&census, number)))), 0);
     slot
 }
 
@@ -318,7 +322,7 @@ fn an_abandon_meets_an_insert(name: &str, valued: fn(&Census, u64) -> S) {
         let leader = spawn(pins, move || end(&flight, Next::Prev));
         let writer = spawn(pins, {
             let (slot, census) = (slot.clone(), census.clone());
-            move || write(&slot, Next::Value(NewCell::boxed(BORN, census.value(2))))
+            move || write(&slot, Next::Value(NewCell::boxed(weighed(&census, 2))))
         });
         assert!(matches!(read(&slot), Some(1 | 2)), "what was there is there all the time");
         assert_eq!(leader.join().unwrap().unwrap_or(0) + writer.join().unwrap(), 0);
@@ -416,7 +420,7 @@ impl Drop for Key {
 #[test]
 fn the_last_share_frees_the_slot() {
     crate::primitive::model::check("the last share frees the slot", 3, 2, || {
-        let slot = Slot::<Key, u8>::allocate(7, Key(Witness::new()), now(), 1);
+        let slot = Slot::<Key, u8>::allocate(7, Key(Witness::new()), None);
         let theirs = slot.clone();
         let other = loom::thread::spawn(move || theirs.key().0.used());
         slot.key().0.used();

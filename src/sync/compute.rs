@@ -80,7 +80,7 @@ where
         };
         let Ok(current) = lease.current(&pin()) else { return Outcome::Superseded };
         let op = run(&mut lease, |lease| match decide(current.as_ref()) {
-            Op::Put(value) => Op::Put(Brought::new(lease, value, Ttl::default(), true)),
+            Op::Put(value) => Op::Put(Brought::new(lease, value, Ttl::default())),
             Op::Remove => Op::Remove,
             Op::Keep => Op::Keep,
         });

@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::clock::Moment;
-use crate::engine::{Accept, Demand, Lease, Lookup, Published, QueuedLease, Start, source_fence};
+use crate::engine::{Accept, Demand, Fetched, Lease, Lookup, Published, QueuedLease, Start, source_fence};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::executor::Job;
 use crate::flight::cycle::{self, Cycle, graph};
@@ -131,31 +131,30 @@ pub(super) fn run<K: 'static, V: 'static, S, R>(
 
 /// What a load has brought, made within `run`: no user code is left to run before it is published.
 pub(super) struct Brought<V> {
-    value: V,
+    fetched: Fetched<V>,
     /// The caller's own clone.
     kept: V,
-    ttl: Ttl,
-    store: bool,
     took: Duration,
 }
 
 impl<V: Clone + 'static> Brought<V> {
     /// `own` are the times that the call or the loader asked for; else the cache's `Expiry` is asked.
-    pub(super) fn new<K: 'static, S>(lease: &Lease<K, V, S>, value: V, own: Ttl, store: bool) -> Self {
+    pub(super) fn new<K: 'static, S>(lease: &Lease<K, V, S>, value: V, own: Ttl) -> Self {
         let took = lease.took();
-        let ttl = lease.own_ttl(&value, own, took);
-        Self { kept: value.clone(), value, ttl, store, took }
+        let (ttl, weight) = (lease.own_ttl(&value, own, took), lease.weigh(&value));
+        let kept = value.clone();
+        Self { fetched: Fetched { ttl, weight, ..Fetched::of(value) }, kept, took }
     }
 
     /// Ends the flight with it. A refused result goes to its own caller all the same.
     fn publish<K: 'static, S>(self, lease: Lease<K, V, S>) -> (V, How) {
-        let _ = lease.publish(self.value, self.ttl, self.store, &self.kept);
+        let _ = lease.publish(self.fetched, &self.kept);
         (self.kept, How::Loaded { took: self.took })
     }
 
     /// Ends the flight with a value that was decided on.
     pub(super) fn put<K: 'static, S>(self, lease: Lease<K, V, S>) -> (Published, V) {
-        (lease.put(self.value, self.ttl, &self.kept), self.kept)
+        (lease.put(self.fetched, &self.kept), self.kept)
     }
 }
 
@@ -165,7 +164,7 @@ pub(super) fn lead<K: 'static, V: Clone + 'static, S>(
     ttl: Ttl,
     load: impl FnOnce() -> V,
 ) -> (V, How) {
-    run(&mut lease, |lease| Brought::new(lease, load(), ttl, true)).publish(lease)
+    run(&mut lease, |lease| Brought::new(lease, load(), ttl)).publish(lease)
 }
 
 /// Runs a closure that may fail, and publishes its value or its error.
@@ -174,7 +173,7 @@ pub(super) fn try_lead<K: 'static, V: Clone + 'static, S, E: Into<BoxError>>(
     ttl: Ttl,
     load: impl FnOnce() -> Result<V, E>,
 ) -> Result<(V, How), LoadError> {
-    match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, ttl, true))) {
+    match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, ttl))) {
         Ok(brought) => Ok(brought.publish(lease)),
         Err(error) => Err(fail(lease, error.into())),
     }
@@ -200,14 +199,17 @@ fn call_attached<K: 'static, V: Clone + 'static, S>(
             Ok(loaded) => loaded,
             Err(error) => return Said::Failed(error),
         };
-        let value = match (found, cx.previous) {
-            (Found::Value(value), _) | (Found::NotModified, Some(value)) => value,
+        let (value, renews) = match (found, cx.previous) {
+            (Found::Value(value), _) => (value, false),
+            (Found::NotModified, Some(value)) => (value, true),
             (Found::NotModified, None) => {
                 return Said::Failed("the loader said `not modified`, but there is no previous value".into());
             }
             (Found::Absent, _) => return Said::Absent,
         };
-        Said::Brought(Brought::new(lease, value, own.or(ttl), store))
+        let mut brought = Brought::new(lease, value, own.or(ttl));
+        (brought.fetched.store, brought.fetched.renews) = (store, renews);
+        Said::Brought(brought)
     })
 }
 
@@ -289,10 +291,10 @@ where
         let mut waiting: Option<(Moment, Moment)> = None;
         loop {
             let ticket = {
-                let guard = pin();
-                match core.lookup(key, &terms.demand, &guard) {
+                let stay = core.stay(pin());
+                match core.lookup(key, &terms.demand, &stay) {
                     Lookup::Hit { hit, lease } => {
-                        let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
+                        let how = How::Cached { stage: hit.stage, born: hit.cell.times.born() };
                         if waiting.is_none() {
                             core.count_hit(hit.stage);
                         }
@@ -302,7 +304,7 @@ where
                         return Ok(Turn::Served(hit.cell.value.clone(), how, lease));
                     }
                     Lookup::Lead(lease) => {
-                        drop(guard);
+                        drop(stay);
                         refuse_under_pin();
                         if waiting.is_none() {
                             core.counters.add(Count::Misses);
@@ -314,7 +316,7 @@ where
                         return Err(LoadError::not_cached());
                     }
                     Lookup::BackingOff(error) => {
-                        drop(guard);
+                        drop(stay);
                         if waiting.is_none() {
                             core.counters.add(Count::Misses);
                         }
@@ -370,7 +372,7 @@ where
                 if hit.stage == Stage::Grace {
                     self.core.counters.add(Count::GraceHits);
                 }
-                let how = How::Cached { stage: hit.stage, born: hit.cell.times.born };
+                let how = How::Cached { stage: hit.stage, born: hit.cell.times.born() };
                 return Ok((hit.cell.value.clone(), how));
             }
         }
@@ -535,7 +537,7 @@ where
             Err(error) if error.kind() == LoadErrorKind::Absent => return None,
             Err(error) => unexpected(&error),
         };
-        match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, Ttl::default(), true))) {
+        match run(&mut lease, |lease| load().map(|value| Brought::new(lease, value, Ttl::default()))) {
             Some(brought) => Some(brought.publish(lease).0),
             None => {
                 let _ = lease.absent();
@@ -584,13 +586,13 @@ where
         }
         let terms = self.patient(Shares::All);
         let demand = Demand { accept: None, miss: Start::Queued, ..terms.demand };
-        let guard = pin();
-        let lease = match self.core.lookup(key, &demand, &guard) {
+        let stay = self.core.stay(pin());
+        let lease = match self.core.lookup(key, &demand, &stay) {
             Lookup::Lead(lease) => lease,
             Lookup::Join(_) => return true,
             Lookup::Hit { .. } | Lookup::BackingOff(_) | Lookup::NotCached => return false,
         };
-        drop(guard);
+        drop(stay);
         self.core.offer(refresh_job(lease.into_queued()))
     }
 }

@@ -15,12 +15,12 @@ pub use pinned::Pinned;
 
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
-use crate::engine::Core;
+use crate::engine::{Core, Nothing};
 use crate::error::BuildError;
 use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
 use crate::observe::{InFlight, Stats};
-use crate::primitive::epoch::{flush, pin, pin_numbered};
+use crate::primitive::epoch::{pin, pin_numbered};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::fmt;
@@ -84,14 +84,9 @@ where
     V: Clone + Send + Sync + 'static,
 {
     /// A cache for up to `max_capacity` entries, with default settings otherwise.
-    ///
-    /// This version sizes itself for so many entries, and does not evict yet: bound it by `time_to_live`,
-    /// `time_to_idle` or removal.
     #[must_use]
     pub fn new(max_capacity: u64) -> Self {
-        // Larger tables grow when they are needed.
-        let room = usize::try_from(max_capacity).unwrap_or(usize::MAX).min(1 << 16);
-        Self::builder().initial_capacity(room).build()
+        Self::builder().max_capacity(max_capacity).build()
     }
 
     /// Starts to build a cache.
@@ -176,9 +171,16 @@ where
     {
         let hash = self.core.hash(key);
         let (guard, number) = pin_numbered();
-        let hit = self.core.read(key, hash, true, &guard);
-        self.core.count_read(hit.as_ref(), number);
-        hit.map(|hit| read(&hit.cell.value))
+        let found = self.core.read(key, hash, true, &guard);
+        self.core.count_read(&found, number);
+        match found {
+            Ok(hit) => Some(read(&hit.cell.value)),
+            Err(nothing) => {
+                drop(guard);
+                self.reap_if(nothing, key, hash);
+                None
+            }
+        }
     }
 
     /// The value of `key`, fresh or stale; neither counted, nor noted as a use. Lock-free.
@@ -187,7 +189,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.read(key, self.core.hash(key), false, &pin()).map(|hit| hit.cell.value.clone())
+        let hash = self.core.hash(key);
+        let found = self.core.read(key, hash, false, &pin()).map(|hit| hit.cell.value.clone());
+        found.map_err(|nothing| self.reap_if(nothing, key, hash)).ok()
     }
 
     /// Whether `key` has a value, fresh or stale; neither counted, nor noted as a use. Lock-free.
@@ -196,7 +200,21 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.read(key, self.core.hash(key), false, &pin()).is_some()
+        let hash = self.core.hash(key);
+        let found = self.core.read(key, hash, false, &pin()).map(|_| ());
+        found.map_err(|nothing| self.reap_if(nothing, key, hash)).is_ok()
+    }
+
+    /// What has expired and been met goes.
+    #[inline]
+    fn reap_if<Q>(&self, nothing: Nothing, key: &Q, hash: u64)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if nothing == Nothing::ButSpent {
+            self.core.reap_key(key, hash);
+        }
     }
 
     /// Clones of all entries, fresh or stale. Weakly consistent: an entry that is there throughout is met once; what
@@ -222,8 +240,19 @@ where
     /// Sweeps everything that has expired, and hands what was removed on this thread to the allocator, as far as no
     /// reader holds it. Nothing waits for this to be called: writes sweep a little each.
     pub fn run_pending_tasks(&self) {
-        self.core.each_bucket(|shard, at| self.core.sweep(shard, at, self.core.time.now(), &pin()));
-        flush();
+        self.core.run_pending_tasks();
+    }
+
+    /// What all entries weigh, as [`len`](Self::len) without a [`weigher`](CacheBuilder::weigher). It includes what is about to
+    /// be stored, and keys of which only a failure is remembered, which weigh one.
+    pub fn weighted_size(&self) -> u64 {
+        self.core.weight()
+    }
+
+    /// Sets the capacity, in the units of [`max_capacity`](CacheBuilder::max_capacity), and drops what is too much before it
+    /// returns. `u64::MAX` lifts the limit. A cache that had no limit walks over all its entries.
+    pub fn set_capacity(&self, entries_or_weight: u64) {
+        self.core.set_capacity(entries_or_weight);
     }
 
     /// Puts a value in the place of whatever is there. A load of the key that is under way gives its value to those
@@ -239,8 +268,8 @@ where
     }
 
     fn insert_for(&self, key: K, value: V, own: Ttl) {
-        let times = self.core.times_of_write(&key, &value, own);
-        self.core.insert(key, value, times, &pin());
+        let new = self.core.weighed(&key, value, own);
+        self.core.insert(key, new, &self.core.stay(pin()));
     }
 
     /// Removes the value of `key` and returns it, if it was still served. A load of the key that is under way stores
@@ -250,7 +279,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.remove(key, &pin())
+        self.core.remove(key, &self.core.stay(pin()))
     }
 
     /// Removes the value of `key`. No call that begins after this returns gets a value that was loaded before, even
@@ -260,13 +289,13 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.invalidate(key, &pin());
+        self.core.invalidate(key, &self.core.stay(pin()));
     }
 
     /// [`invalidate`](Self::invalidate) for every key. Walks the whole table; lock-free.
     pub fn invalidate_all(&self) {
         crate::engine::source_fence();
-        self.core.each_bucket(|shard, at| self.core.clear_bucket(shard, at, &pin()));
+        self.core.each_bucket(|shard, at| self.core.clear_bucket(shard, at, &self.core.stay(pin())));
     }
 
     /// Removes every entry for which `keep` is false, values in grace included. Loads under way are detached: they store nothing, since nobody can
@@ -274,7 +303,8 @@ where
     /// meanwhile.
     pub fn retain(&self, mut keep: impl FnMut(&K, &V) -> bool) {
         crate::engine::source_fence();
-        self.core.each_bucket(|shard, at| self.core.retain_bucket(shard, at, &mut keep, &pin()));
+        self.core
+            .each_bucket(|shard, at| self.core.retain_bucket(shard, at, &mut keep, &self.core.stay(pin())));
     }
 
     /// Makes the value of `key` stale now, so that the next load refreshes it; it is still served until its hard
@@ -284,7 +314,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        self.core.expire(key, &pin())
+        self.core.expire(key, &self.core.stay(pin()))
     }
 
     /// What the cache has done, and what it is doing now.

@@ -39,8 +39,9 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hit = self.cache.core.read(key, self.cache.core.hash(key), true, &self.guard);
-        self.cache.core.count_read(hit.as_ref(), number());
-        hit.map(|hit| &hit.cell.value)
+        self.cache.core.count_read(&hit, number());
+        // What has expired stays for others to take out: nobody is told of it under a pin.
+        hit.ok().map(|hit| &hit.cell.value)
     }
 }
 

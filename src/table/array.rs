@@ -191,7 +191,7 @@ impl<'g, T: Linked> Array<'g, T> {
             // SAFETY: INV-table-4: freed once, by the winner of the CAS.
             let free = move || unsafe { list.free() };
             // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
-            unsafe { retire(guard, free) };
+            unsafe { retire(guard, 48, free) };
         }
         won
     }

@@ -198,7 +198,7 @@ impl<T: Linked> Table<T> {
                 // SAFETY: INV-table-4: the link's share, given back once, by the winner of the CAS.
                 let release = move || unsafe { T::release(old) };
                 // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
-                unsafe { retire(guard, release) };
+                unsafe { retire(guard, size_of::<T>(), release) };
                 self.help(guard);
                 return true;
             }
@@ -233,13 +233,13 @@ impl<T: Linked> Table<T> {
     }
 
     fn swing(&self, root: Array<'_, T>, next: Array<'_, T>, guard: &Guard) {
-        let (old, new) = (root.as_ptr(), next.as_ptr());
+        let (old, new, bytes) = (root.as_ptr(), next.as_ptr(), root.len() * size_of::<AtomicPtr<()>>());
         // Release: all words of `next` are set (INV-table-5); pairs with the Acquire in `root`.
         if self.root.compare_exchange(old, new, Ordering::Release, Ordering::Relaxed).is_ok() {
             // SAFETY: INV-table-4: freed once, by the winner of the CAS.
             let free = move || unsafe { Array::<T>::free(old) };
             // SAFETY: INV-table-4: the root has left it, and nothing else leads to it.
-            unsafe { retire(guard, free) };
+            unsafe { retire(guard, bytes, free) };
         }
     }
 

@@ -1,0 +1,71 @@
+//! A stay in the cache: a pin, and what has been removed under it until the eviction listener can be told.
+
+use super::Core;
+use crate::clock::{Moment, Time};
+use crate::observe::{Count, RemovalCause};
+use crate::primitive::epoch::{Guard, settle};
+use crate::slot::{Removed, Taken};
+use std::cell::RefCell;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// One operation's pin. When it ends, the pin goes first; then the listener is told, which holds nothing; then what has been
+/// retired is settled.
+pub(crate) struct Stay<'c, K, V, S> {
+    guard: Guard,
+    outbox: Outbox<'c, K, V, S>,
+}
+
+/// What has been removed, and is to be told.
+#[must_use]
+pub(crate) struct Outbox<'c, K, V, S> {
+    core: &'c Core<K, V, S>,
+    removed: RefCell<Vec<(Removed<K, V>, RemovalCause)>>,
+}
+
+impl<K, V, S> Core<K, V, S> {
+    /// Begins a stay with this pin.
+    pub(crate) fn stay(&self, guard: Guard) -> Stay<'_, K, V, S> {
+        Stay { guard, outbox: Outbox { core: self, removed: RefCell::new(Vec::new()) } }
+    }
+}
+
+impl<K, V, S> Deref for Stay<'_, K, V, S> {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.guard
+    }
+}
+
+impl<'c, K, V, S> Stay<'c, K, V, S> {
+    /// A value has been taken out. The listener is told after the pin.
+    pub(super) fn removes(&self, taken: Taken<'_, K, V>, cause: RemovalCause) {
+        if self.outbox.core.settings.listener.is_some() {
+            self.outbox.removed.borrow_mut().push((taken.hold(), cause));
+        }
+    }
+
+    /// Unpins, without telling anybody yet.
+    pub(crate) fn leave(self) -> Outbox<'c, K, V, S> {
+        self.outbox
+    }
+}
+
+impl<K, V, S> Drop for Outbox<'_, K, V, S> {
+    fn drop(&mut self) {
+        for (removed, cause) in self.removed.take() {
+            let Some(listener) = &self.core.settings.listener else { continue };
+            let tell = || listener(removed.key(), removed.value(), cause);
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
+                // Its destructor is user code too.
+                std::mem::forget(payload);
+                self.core.counters.add(Count::ListenerPanics);
+            }
+        }
+        settle(|| Time::Coarse.now().since(Moment::from_nanos(0)).as_millis() as u64 / TICK);
+    }
+}
+
+/// A tick of the default clock, in milliseconds.
+const TICK: u64 = 4;
