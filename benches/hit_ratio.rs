@@ -68,12 +68,10 @@ const LARGE: usize = 2_000_000;
 /// From so many entries on a cell counts for `hits_that_write`.
 const ENTRIES_FOR_WRITES: u64 = 300;
 
-/// Whether a hit of `key`, made now, would write to its entry; `None` as long as quell does not tell.
-///
-/// This is the one place that supplies `hits_that_write`. It is asked before each request, so that the hit itself
+/// Whether a hit of `key`, made now, would write to its entry. It is asked before each request, so that the hit itself
 /// counts nothing.
-fn writes_on_hit(_cache: &Quell, _key: u64) -> Option<bool> {
-    None
+fn writes_on_hit(cache: &Quell, key: u64) -> bool {
+    cache.hit_would_write(&key)
 }
 
 /// quell, with the hits counted that write.
@@ -99,11 +97,8 @@ impl Bounded for Witnessed {
     fn get(&self, key: u64) -> Option<u64> {
         let writes = writes_on_hit(&self.cache, key);
         let value = self.cache.get(&key)?;
-        match writes {
-            Some(true) => _ = self.writes.fetch_add(1, Ordering::Relaxed),
-            Some(false) => _ = self.silent.fetch_add(1, Ordering::Relaxed),
-            None => {}
-        }
+        let count = if writes { &self.writes } else { &self.silent };
+        count.fetch_add(1, Ordering::Relaxed);
         Some(value)
     }
 

@@ -94,6 +94,11 @@ impl Time {
         }
     }
 
+    /// Whether it moves by calls alone.
+    pub(crate) fn is_moved_by_hand(&self) -> bool {
+        matches!(self, Self::Given { by_hand: true, .. })
+    }
+
     /// How long to park in real time for `deadline`; `None` if only the clock's own wake-up can bring it, or nothing.
     pub(crate) fn real_time_until(&self, deadline: Moment) -> Option<Duration> {
         match self {

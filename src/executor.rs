@@ -4,6 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use crate::primitive::basket::Basket;
 use crate::primitive::plain::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -64,12 +65,18 @@ const MOST_WORKERS: usize = 32;
 /// Jobs that may wait for them.
 const PLACES: usize = 256;
 
-/// A small pool of threads, started when there are jobs for them.
+/// One slice of what is to be seen to now and then. Returns how long to rest until the next, `None` if there is no next.
+pub(crate) type Upkeep = Box<dyn FnMut() -> Option<Duration> + Send>;
+
+/// A small pool of threads, started when there are jobs for them; and one for the upkeep, started when it is wanted.
 pub(crate) struct Keeper(Arc<Pool>);
 
 struct Pool {
     name: String,
     jobs: Basket<Job>,
+    /// The upkeep, until its thread takes it.
+    upkeep: Basket<Upkeep>,
+    upkeeper: OnceLock<Thread>,
     /// Workers that are in a job whose lease has ended.
     hung: AtomicUsize,
     workers: [Worker; MOST_WORKERS],
@@ -86,12 +93,18 @@ struct Worker {
 }
 
 impl Keeper {
-    pub(crate) fn new(cache: &str) -> Self {
+    pub(crate) fn new(cache: &str, upkeep: Option<Upkeep>) -> Self {
+        let chores = Basket::new(1);
+        if let Some(upkeep) = upkeep {
+            let _ = chores.put(upkeep);
+        }
         // A thread's name holds no NUL.
         let cache = cache.replace('\0', "");
         Self(Arc::new(Pool {
             name: if cache.is_empty() { "quell-keeper".into() } else { format!("quell-{cache}") },
             jobs: Basket::new(PLACES),
+            upkeep: chores,
+            upkeeper: OnceLock::new(),
             hung: AtomicUsize::new(0),
             workers: Default::default(),
             closed: AtomicBool::new(false),
@@ -100,6 +113,24 @@ impl Keeper {
 
     pub(crate) fn depth(&self) -> usize {
         self.0.jobs.len()
+    }
+
+    /// Starts the upkeep, if there is one and nobody has. If no thread can be had, it is left undone.
+    pub(crate) fn begin_upkeep(&self) {
+        let Some(mut upkeep) = self.0.upkeep.take() else { return };
+        let pool = self.0.clone();
+        let work = move || {
+            let _ = pool.upkeeper.set(thread::current());
+            // Relaxed: `close` unparks after it has set the flag.
+            while !pool.closed.load(Ordering::Relaxed)
+                && let Some(rest) = upkeep()
+            {
+                #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
+                thread::park_timeout(rest);
+            }
+        };
+        #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
+        drop(thread::Builder::new().name(self.0.name.clone()).spawn(work));
     }
 
     /// A job has outlived its lease: another thread may be started in place of its worker.
@@ -121,7 +152,8 @@ impl Keeper {
         self.0.closed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         while self.0.jobs.take().is_some() {}
-        for thread in self.0.workers.iter().filter_map(|w| w.thread.get()) {
+        let workers = self.0.workers.iter().filter_map(|w| w.thread.get());
+        for thread in workers.chain(self.0.upkeeper.get()) {
             thread.unpark();
         }
     }
@@ -217,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_burst_runs_and_panics_are_survived() {
-        let keeper = Keeper::new("test");
+        let keeper = Keeper::new("test", None);
         let (done, ran) = channel();
         for i in 0..100 {
             let done = done.clone();
@@ -236,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_rejects_and_closing_drops_what_waits() {
-        let keeper = Keeper::new("");
+        let keeper = Keeper::new("", None);
         let (release, gate) = channel::<()>();
         let gate = Arc::new(parking_lot::Mutex::new(gate));
         let (dropped, drops) = channel();

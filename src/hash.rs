@@ -88,8 +88,8 @@ impl Hasher for DefaultHasher {
     }
 }
 
-/// Hashes a key once for all uses: the top bits choose the bucket, the lowest bits of the upper half the shard. Slots and
-/// lists remember the upper half.
+/// Hashes a key once for all uses: the top bits choose the bucket, the lowest bits of the upper half the shard. Slots
+/// remember the upper half, and lists of a bucket's slots a byte of it.
 ///
 /// A hash of the user's own hasher is folded through one wide multiplication, so that a weak one (an identity, say)
 /// still fills all the bits that are used. The default hasher needs no such help.

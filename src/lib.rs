@@ -122,10 +122,11 @@
 //! has gone idle wait until it uses quell again, or ends. A [`Pinned`] that lives long holds everything up; one that is leaked
 //! is sound, stops reclamation, and in debug builds makes the thread's later loads panic.
 //!
-//! Values that have expired go when they are met, by a sweep of eight buckets per write (a whole lap within about half as
+//! Values that have expired go when they are met, by a sweep of four buckets per write (a whole lap within about half as
 //! many writes as there are entries), and by `run_pending_tasks`. Dropping the
 //! last handle drops all values at once, unless a load is still running: then when it ends. An entry of `u64` to `u64`
-//! takes 64 bytes, and 8 to 16 for its share of the table (24 to 32 while it grows).
+//! takes 64 bytes, and 15 to 21 for its share of the table (32 while it grows); an `initial_capacity` that is not used
+//! takes 8 to 16 for each entry that is not there.
 //!
 //! # User code
 //! | code | thread | holds | may use the cache | a panic |

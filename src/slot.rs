@@ -15,7 +15,7 @@
 //! | `CELL` | pointer to a cell: `Ready` with a value; null only as a `Held` |
 //! | `RECORD` | pointer to a record: `Ready` with a remembered failure |
 //! | `FLIGHT` | pointer to a flight, which says in `prev` what was there: `Loading` |
-//! | `DEAD` | no pointer: `Dead` |
+//! | `DEAD` | `Dead`: null, or the slot's own room if a value has stayed there |
 //!
 //! # Invariants
 //! - `INV-slot-1`: the slot owns its cell and record, also while they are a flight's `prev`. The winner of the CAS
@@ -25,8 +25,9 @@
 //! - `INV-slot-3`: slots are counted. The table's share is given back through retire, so a slot found under a pin
 //!   has a count above zero while the pin lasts. A lease has a share of its own, and needs no pin for its CAS.
 //! - `INV-slot-4`: the slot's own room (`first`) is written once: by the inserter of a new slot before it is linked,
-//!   or by the slot's first flight, and it has a share of the count while a value is in it. A value in the room weighs
-//!   what values usually weigh; each other one is in a box, with its weight.
+//!   or by the slot's first flight. A value in the room weighs what values usually weigh; each other one is in a box,
+//!   with its weight. When a value that is in the room is replaced, it is retired, with a share of the slot; when its slot
+//!   dies, it stays, and goes with the slot: the word says so.
 //! - `INV-slot-5`: a cell's times never change.
 
 use crate::clock::Moment;
@@ -94,6 +95,7 @@ impl<'g, K, V> State<'g, K, V> {
         match self {
             Self::Ready(held) => held.raw(),
             Self::Loading(flight) => loading(flight),
+            // Never swung from: it is terminal.
             Self::Dead => tagged(null_mut(), DEAD),
         }
     }
@@ -245,6 +247,13 @@ impl<K, V> SlotRef<K, V> {
         Self::counted(slot)
     }
 
+    /// A share of a slot of which the caller knows another share.
+    fn shared(slot: &Slot<K, V>) -> Self {
+        // Relaxed: made from a share.
+        slot.shares.fetch_add(1, Ordering::Relaxed);
+        Self::counted(slot)
+    }
+
     /// A share that has been counted already.
     fn counted(slot: &Slot<K, V>) -> Self {
         // SAFETY: the address of a reference is not null.
@@ -268,29 +277,26 @@ impl<K, V> Linked for Slot<K, V> {
     unsafe fn release(this: NonNull<Self>) {
         // SAFETY: the caller owns a share.
         let slot = unsafe { this.as_ref() };
-        // Release: this share's uses; pairs with the Acquire below.
-        let before = slot.shares.fetch_sub(1, Ordering::Release);
-        if before & !IDLES == 1 {
-            // Acquire: the uses of all other shares come before the free.
+        // Acquire: the uses of all other shares come before the free; pairs with the Release below. A share that is the only one
+        // stays that: shares are made from shares, or under a pin for which the table's is left.
+        let only = slot.shares.load(Ordering::Acquire) & !IDLES == 1;
+        // Release: this share's uses; pairs with the Acquire above, or with that of the last share below.
+        if only || slot.shares.fetch_sub(1, Ordering::Release) & !IDLES == 1 {
+            // Acquire: as above.
             slot.shares.load(Ordering::Acquire);
             slot.witness.ended();
-            if before & IDLES == 0 {
-                // SAFETY: that was the last share.
-                drop(unsafe { Box::from_raw(this.as_ptr()) });
-            } else {
-                // SAFETY: as above, and the mark says how it was made.
-                drop(unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) });
-            }
+            // SAFETY: that was the last share.
+            unsafe { Self::free(this) };
         }
     }
 }
 
 impl<K, V> Slot<K, V> {
     /// A slot with one share; with an idle stamp, if `used` gives the first one.
-    fn allocate(hash: u64, key: K, used: Option<Moment>) -> SlotRef<K, V> {
+    fn allocate(hash: u64, key: K, used: Option<Moment>, mark: MarkWord) -> SlotRef<K, V> {
         let slot = Self {
             word: AtomicPtr::new(null_mut()),
-            mark: MarkWord::new(),
+            mark,
             hash: (hash >> 32) as u32,
             shares: AtomicU32::new(if used.is_some() { 1 | IDLES } else { 1 }),
             key,
@@ -307,6 +313,39 @@ impl<K, V> Slot<K, V> {
         };
         // SAFETY: a box is not null.
         SlotRef(unsafe { NonNull::new_unchecked(slot) })
+    }
+
+    /// Frees a slot, with the value that has stayed in its room.
+    ///
+    /// # Safety
+    /// The caller has the last share.
+    unsafe fn free(this: NonNull<Self>) {
+        /// Drops the value in the room, where one is.
+        struct Room<K, V>(NonNull<Slot<K, V>>);
+        impl<K, V> Drop for Room<K, V> {
+            fn drop(&mut self) {
+                // SAFETY: the caller's, who frees it after.
+                let slot = unsafe { self.0.as_ref() };
+                // Relaxed: the last share has acquired all that was done to the slot.
+                let word = slot.word.load(Ordering::Relaxed);
+                if untagged(word).addr() == slot.room().addr() {
+                    // SAFETY: INV-slot-4: a value is in it, and nobody is left who could read it.
+                    unsafe { std::ptr::drop_in_place(slot.room()) };
+                }
+            }
+        }
+        // SAFETY: by contract it is alive.
+        let idles = unsafe { this.as_ref() }.idle_stamp().is_some();
+        // The memory goes, even if a destructor panics: last made, first dropped.
+        if idles {
+            // SAFETY: by contract; the mark says how it was made.
+            let _slot = unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) };
+            drop(Room(this));
+        } else {
+            // SAFETY: as above.
+            let _slot = unsafe { Box::from_raw(this.as_ptr()) };
+            drop(Room(this));
+        }
     }
 
     /// Moves a slot out of its allocation.
@@ -457,7 +496,11 @@ impl<K, V> Slot<K, V> {
             }
             Next::Prev if held.is_nothing() => (tagged(null_mut(), DEAD), Keep::All),
             Next::Prev => (held.raw(), Keep::All),
-            Next::Dead => (tagged(null_mut(), DEAD), Keep::Nothing { room: false }),
+            Next::Dead => {
+                let stays = self.is_room(held.cell_ptr());
+                let room = if stays { self.room().cast() } else { null_mut() };
+                (tagged(room, DEAD), Keep::Nothing { room: false })
+            }
         };
         let (word, keep) = to;
         let had = isize::from(held.cell().is_some());
@@ -489,7 +532,8 @@ impl<K, V> Slot<K, V> {
             }
             Keep::Nothing { .. } => {
                 Self::retire_record(held, guard);
-                Taken::of(self, held.cell_ptr(), guard)
+                let stays = word.addr() & TAGS == DEAD && !untagged(word).is_null();
+                Taken::of(self, held.cell_ptr(), stays, guard)
             }
         };
         Swing::Won { values: has - had, taken }
@@ -510,8 +554,8 @@ impl<K, V> Slot<K, V> {
             }
             (_, Keep::Nothing { room }) => {
                 let cell = NonNull::new(word.cast::<Cell<V>>()).expect("a new cell is not null");
-                // A share for the room was kept by `publish`.
-                Next::Value(NewCell { cell, room: room.then(|| SlotRef::counted(self)) })
+                // The flight whose room it is has a share, and outlives this call.
+                Next::Value(NewCell { cell, room: room.then(|| SlotRef::shared(self)) })
             }
             (_, Keep::All | Keep::Cell) => Next::Prev,
         }
@@ -531,8 +575,8 @@ impl<K, V> Slot<K, V> {
     /// INV-slot-1: the caller's CAS has taken the cell out, and nobody else retires it.
     unsafe fn retire_cell(&self, cell: *mut Cell<V>, guard: &Guard) {
         if self.is_room(cell) {
-            // The room's share goes with the value.
-            let slot = SlotRef::counted(self);
+            // A share keeps the room until the value has gone.
+            let slot = SlotRef::of(self, guard);
             let value_and_share = move || {
                 let slot = slot;
                 // SAFETY: INV-slot-1, INV-slot-4: a value is in it, taken out by the caller, and no pin that saw it is left.
@@ -558,6 +602,14 @@ impl<K, V> Slot<K, V> {
         let state = self.load(guard);
         if !matches!(state, State::Dead) {
             let _ = self.swing(state, Next::Dead, guard);
+        }
+        // Others may have shares of the slot yet, but the value goes now.
+        // Relaxed: nobody else is there.
+        let word = self.word.load(Ordering::Relaxed);
+        if untagged(word).addr() == self.room().addr() {
+            self.word.store(tagged(null_mut(), DEAD), Ordering::Relaxed);
+            // SAFETY: INV-slot-4: a value is in it, and nobody else is in the cache.
+            unsafe { std::ptr::drop_in_place(self.room()) };
         }
     }
 }

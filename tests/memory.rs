@@ -53,7 +53,7 @@ fn builder() -> CacheBuilder<u64, [u64; 4]> {
     Cache::builder().shards(4)
 }
 
-fn live(cache: &Cache<u64, [u64; 4]>) -> usize {
+fn live<V: Clone + Send + Sync + 'static>(cache: &Cache<u64, V>) -> usize {
     (0..10).for_each(|_| cache.run_pending_tasks());
     LIVE.load(Relaxed)
 }
@@ -162,6 +162,22 @@ fn a_clock_of_many_caches() {
     (0..100).for_each(build);
     let each = live(&other).saturating_sub(before) / 100;
     assert!(each < 200, "{each} bytes of each dropped cache stay with its clock");
+}
+
+#[test]
+fn the_share_of_the_table() {
+    let _alone = alone();
+    // What else an entry takes.
+    const SLOT: usize = 56;
+    // A table that has just grown, one that is about to, and some between.
+    for entries in [10_000, 12_000, 16_000, 20_000, 100_000] {
+        let cache = Cache::builder().shards(1).build();
+        let before = live(&cache);
+        (0..entries).for_each(|key| cache.insert(key, key));
+        let each = (live(&cache) - before) as f64 / entries as f64;
+        let share = each - SLOT as f64;
+        assert!((8.0..=22.0).contains(&share), "{share:.1} bytes for each of {entries} entries");
+    }
 }
 
 #[test]

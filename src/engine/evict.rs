@@ -1,29 +1,71 @@
 //! Eviction: the slots as the policy sees them, and when it is asked to make room.
 //!
 //! Weight is charged before the CAS that lets a value in, and discharged by the winner of the CAS that takes it out, so the
-//! sum is never below the truth. Whoever has let something in makes the room for it before it enters a queue: nobody evicts what
-//! it has just stored, and the cache is over its capacity by one entry for each thread that is storing one, at most.
+//! sum is never below the truth. Whoever stores something makes the room for it first, and lets it into a queue after: nobody
+//! evicts what it has just stored, and the cache is over its capacity by one entry for each thread that is storing one, at most.
 
 use super::{Core, Stay};
 use crate::freshness::Stage;
 use crate::observe::{Count, RemovalCause};
-use crate::policy::{Item, MarkWord, Place, Policy, Slots, Standing};
+use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing};
 use crate::primitive::atomic::{Ordering, fence};
 use crate::primitive::epoch::pin;
 use crate::slot::{Next, Slot, State, USUAL_WEIGHT};
+use std::cell::Cell;
 
 /// Slots that are dropped under one pin, where many have to go.
-const BATCH: usize = 64;
+const BATCH: u32 = 64;
 /// So many refreshes may be under way whatever the number of entries.
 const FEW_REFRESHES: usize = 8;
 
-/// Weight that is about to come in. Taken off again unless it is kept.
-pub(super) struct Charge<'c>(&'c Policy, u32);
+/// Weight that has been taken out during a stay, and is still counted: what comes in next takes its place. So a full cache
+/// counts nothing for an entry that replaces another.
+pub(super) struct Purse<'c> {
+    policy: &'c Policy,
+    weight: Cell<u64>,
+}
 
-impl<'c> Charge<'c> {
-    pub(super) fn new(policy: &'c Policy, weight: u32) -> Self {
-        policy.charge(weight);
-        Self(policy, weight)
+impl<'c> Purse<'c> {
+    pub(super) fn new(policy: &'c Policy) -> Self {
+        Self { policy, weight: Cell::new(0) }
+    }
+
+    /// Something has been taken out.
+    pub(super) fn put(&self, weight: u32) {
+        self.weight.set(self.weight.get() + u64::from(weight));
+    }
+
+    /// Something is about to come in.
+    fn take(&self, weight: u32) {
+        let (there, weight) = (self.weight.get(), u64::from(weight));
+        self.weight.set(there.saturating_sub(weight));
+        if weight > there {
+            self.policy.charge(weight - there);
+        }
+    }
+
+    /// Whether the cache is over its capacity when `more` comes in.
+    fn is_over(&self, more: u32) -> bool {
+        let weight = self.policy.weight() + u64::from(more);
+        weight.saturating_sub(self.weight.get()) > self.policy.capacity()
+    }
+}
+
+impl Drop for Purse<'_> {
+    fn drop(&mut self) {
+        if self.weight.get() > 0 {
+            self.policy.discharge(self.weight.get());
+        }
+    }
+}
+
+/// Weight that is about to come in. Taken off again unless it is kept.
+pub(super) struct Charge<'p, 'c>(&'p Purse<'c>, u32);
+
+impl<'p, 'c> Charge<'p, 'c> {
+    pub(super) fn new(purse: &'p Purse<'c>, weight: u32) -> Self {
+        purse.take(weight);
+        Self(purse, weight)
     }
 
     /// It has come in.
@@ -32,9 +74,9 @@ impl<'c> Charge<'c> {
     }
 }
 
-impl Drop for Charge<'_> {
+impl Drop for Charge<'_, '_> {
     fn drop(&mut self) {
-        self.0.discharge(self.1);
+        self.0.put(self.1);
     }
 }
 
@@ -56,6 +98,15 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
 
     fn mark(&self, slot: &'g Slot<K, V>) -> &MarkWord {
         slot.mark()
+    }
+
+    fn len(&self) -> usize {
+        self.core.values()
+    }
+
+    fn prefetch(&self, item: Item, deep: bool) {
+        let hash = u64::from(item.hash()) << 32;
+        self.core.shard(hash).table.prefetch(hash, deep, self.stay);
     }
 
     fn standing(&self, slot: &'g Slot<K, V>) -> Standing {
@@ -101,11 +152,51 @@ impl<K, V, S> Core<K, V, S> {
     pub(super) fn may_refresh(&self) -> bool {
         // Relaxed: a limit.
         let refreshing = self.refreshing.0.load(Ordering::Relaxed);
-        !self.policy.is_bounded() || refreshing < (self.policy.population() / 8).max(FEW_REFRESHES)
+        !self.policy.is_bounded() || refreshing < (self.values() / 8).max(FEW_REFRESHES)
     }
 
-    /// Something has been put into a slot: makes room for it, and sees to it that the policy knows the slot.
-    pub(super) fn stored<'g>(&'g self, slot: &'g Slot<K, V>, stay: &'g Stay<'_, K, V, S>) {
+    /// Something is about to be stored: makes room for `more` weight. `slot` is where, if it is there already; it is spared.
+    ///
+    /// Nothing to admit where there is no limit, or where the policy knows the slot.
+    pub(super) fn make_room<'g>(
+        &'g self,
+        slot: Option<&'g Slot<K, V>>,
+        hash: u64,
+        weight: u32,
+        more: u32,
+        stay: &'g Stay<'_, K, V, S>,
+    ) -> Option<Admission> {
+        if !self.policy.is_bounded() {
+            return None;
+        }
+        let seen = Seen { core: self, stay, spared: slot };
+        let half = (hash >> 32) as u32;
+        let is_new = slot.is_none_or(|slot| slot.mark().load().place() == Place::Out);
+        let admission = is_new.then(|| self.policy.admit(&seen, half, weight, stay));
+        while stay.purse.is_over(more) && self.policy.drop_one(&seen, half, stay) {}
+        admission
+    }
+
+    /// A slot that was born with a value has been linked, with the mark that it had been given, if any.
+    pub(super) fn linked<'g>(
+        &'g self,
+        slot: &'g Slot<K, V>,
+        mark: Option<Mark>,
+        stay: &'g Stay<'_, K, V, S>,
+    ) {
+        match mark {
+            Some(mark) => self.policy.entered(&self.seen(stay), mark, slot.half_hash(), stay),
+            None => self.stored(slot, None, stay),
+        }
+    }
+
+    /// Something has been put into a slot: sees to it that the policy knows it.
+    pub(super) fn stored<'g>(
+        &'g self,
+        slot: &'g Slot<K, V>,
+        admission: Option<Admission>,
+        stay: &'g Stay<'_, K, V, S>,
+    ) {
         if !self.policy.is_bounded() {
             // SeqCst: the link of the slot before the look at the capacity; pairs with the fence in `set_capacity`, which
             // sets the capacity before it looks for slots that are in no queue. One of the two sees the other.
@@ -114,26 +205,23 @@ impl<K, V, S> Core<K, V, S> {
                 return;
             }
         }
+        let hash = slot.half_hash();
         let weight = || slot.weight_of(slot.load(stay).held());
         if slot.mark().load().place() == Place::Out {
-            self.policy.enter(&self.seen(stay), slot.mark(), slot.half_hash(), weight(), stay);
-        } else {
-            self.policy.reweigh(slot.mark(), weight);
-            if self.policy.is_over() {
-                let seen = Seen { spared: Some(slot), ..self.seen(stay) };
-                self.policy.make_room(&seen, slot.half_hash(), stay);
-            }
+            let seen = self.seen(stay);
+            let admission = admission.unwrap_or_else(|| self.policy.admit(&seen, hash, weight(), stay));
+            self.policy.enter(&seen, slot.mark(), self.policy.mark(admission, weight()), hash, stay);
         }
+        self.policy.reweigh(slot.mark(), hash, weight);
     }
 
     /// Drops what is too much, a batch under each pin.
     pub(crate) fn shrink(&self) {
         let mut goes_on = true;
-        while goes_on && self.policy.is_over() {
+        while goes_on && self.policy.weight() > self.policy.capacity() {
             let stay = self.stay(pin());
             let seen = self.seen(&stay);
-            goes_on = (0..BATCH)
-                .all(|nth| !self.policy.is_over() || self.policy.drop_one(&seen, nth as u32, &stay));
+            goes_on = (0..BATCH).all(|nth| !stay.purse.is_over(0) || self.policy.drop_one(&seen, nth, &stay));
         }
     }
 
@@ -148,7 +236,7 @@ impl<K, V, S> Core<K, V, S> {
                 let stay = self.stay(pin());
                 let enter = |slot| {
                     if matches!(Slot::load(slot, &stay), State::Ready(_)) {
-                        self.stored(slot, &stay);
+                        self.stored(slot, None, &stay);
                     }
                 };
                 shard.table.visit(at, enter, &stay)

@@ -232,8 +232,8 @@ impl<K, V, S> Lease<K, V, S> {
         published
     }
 
-    /// The one order in which a flight ends: slot CAS, close, outcome, bookkeeping, unpin, bell. The room for what has been
-    /// stored is made after that, and the listener is told last.
+    /// The one order in which a flight ends: room for what it brings, slot CAS, close, outcome, bookkeeping, unpin, bell. The
+    /// listener is told last.
     fn end_in_place(
         &mut self,
         next: impl FnOnce(Held<'_, V>) -> Next<K, V>,
@@ -243,9 +243,19 @@ impl<K, V, S> Lease<K, V, S> {
         let Some(seat) = self.seat.take() else { return Published::Fenced };
         let (core, flight) = (&*self.core, &*self.flight);
         let stay = core.stay(pin());
+        let slot = &*flight.target;
+        let mut admission = None;
         // What is refused or not used is dropped last: its destructor is user code.
         let (swung, _unused) = match self.mine(&stay) {
-            Some(state) => (Some(core.swing(&flight.target, state, next(state.held()), cause, &stay)), None),
+            Some(state) => {
+                let next = next(state.held());
+                let (before, after) = (slot.weight_of(state.held()), next.weight(slot, state.held()));
+                if after > 0 {
+                    let more = after.saturating_sub(before);
+                    admission = core.make_room(Some(slot), slot.hash(), after, more, &stay);
+                }
+                (Some(core.swing(slot, state, next, cause, &stay)), None)
+            }
             None => (None, Some(next)),
         };
         let published = if matches!(swung, Some(Ok(()))) { Published::Done } else { Published::Fenced };
@@ -258,6 +268,9 @@ impl<K, V, S> Lease<K, V, S> {
         });
         step();
         core.flights.leave(seat, &stay);
+        if published == Published::Done {
+            core.stored(slot, admission, &stay);
+        }
         let outbox = stay.leave();
         if waiters > 0 {
             flight.ring();
@@ -265,12 +278,7 @@ impl<K, V, S> Lease<K, V, S> {
         if flight.background && flight.mark_outlived() {
             core.keeper.one_is_back();
         }
-        let stay = core.stay(pin());
-        core.sweep_a_little(core.shard(flight.target.hash()), &stay);
-        if published == Published::Done {
-            core.stored(&flight.target, &stay);
-        }
-        drop(stay);
+        core.sweep_a_little(core.shard(slot.hash()), &core.stay(pin()));
         drop(outbox);
         published
     }

@@ -12,9 +12,11 @@ mod lookup;
 #[cfg(all(test, loom))]
 mod models;
 mod stay;
+mod upkeep;
 mod write;
 
 pub(crate) use stay::Stay;
+pub(crate) use upkeep::upkeep;
 pub(crate) use write::source_fence;
 
 pub(crate) use lease::{Fetched, Lease, Published, QueuedLease};
@@ -22,7 +24,7 @@ pub(crate) use lookup::{Accept, Demand, Lookup, Start};
 
 use crate::clock::{Moment, Time};
 use crate::config::Settings;
-use crate::executor::{Executor, Job, Keeper};
+use crate::executor::{Executor, Job, Keeper, Upkeep};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
@@ -40,9 +42,9 @@ use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-/// How many buckets a write sweeps: one cache line of them. There are two to four buckets to an entry, so a lap is done
+/// How many buckets a write sweeps: half a cache line of them. There are one to two buckets to an entry, so a lap is done
 /// within half as many writes as there are entries, and what has expired stays below what is alive.
-const SWEPT: usize = 8;
+const SWEPT: usize = 4;
 
 /// One independent table.
 pub(crate) struct Shard<K, V> {
@@ -96,6 +98,7 @@ impl<K, V, S> Core<K, V, S> {
         time: Time,
         hasher: S,
         executor: Option<Arc<dyn Executor>>,
+        upkeep: Option<Upkeep>,
     ) -> Self {
         let each = settings.initial_capacity.div_ceil(settings.shards);
         let shard = |_| Shard {
@@ -106,14 +109,14 @@ impl<K, V, S> Core<K, V, S> {
         Self {
             time,
             counters: Counters::new(),
-            keeper: Keeper::new(&settings.name),
+            keeper: Keeper::new(&settings.name, upkeep),
             executor,
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
             policy: Policy::new(settings.max_capacity, settings.shards),
             refreshing: Padded::default(),
             flights: Registry::new(),
-            mortal: AtomicBool::new(settings.time_to_idle.is_some()),
+            mortal: AtomicBool::new(false),
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
         }
@@ -158,9 +161,11 @@ impl<K, V, S> Core<K, V, S> {
     /// The times of a value that is stored now.
     pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
         let times = self.settings.lifetime.times(own, now, || self.chance());
+        let ends = times.hard() != Moment::NEVER || self.idles();
         // Relaxed: whoever misses it sweeps at its next write.
-        if times.hard() != Moment::NEVER && !self.mortal.load(Ordering::Relaxed) {
+        if ends && !self.mortal.load(Ordering::Relaxed) {
             self.mortal.store(true, Ordering::Relaxed);
+            self.keeper.begin_upkeep();
         }
         times
     }
@@ -197,16 +202,12 @@ impl<K, V, S> Core<K, V, S> {
         let held = from.held();
         let (dies, leads) = (to.is_end(from), matches!(to, Next::Loading(_)));
         let (before, after) = (slot.weight_of(held), to.weight(slot, held));
-        let charge = (before != after && after > 0).then(|| Charge::new(&self.policy, after));
+        let charge = Charge::new(&stay.purse, after.saturating_sub(before));
         match slot.swing(from, to, stay) {
             Swing::Lost(back) => Err(back),
             Swing::Won { values, taken } => {
-                if before != after {
-                    if let Some(charge) = charge {
-                        charge.keep();
-                    }
-                    self.policy.discharge(before);
-                }
+                charge.keep();
+                stay.purse.put(before.saturating_sub(after));
                 let shard = self.shard(slot.hash());
                 if values != 0 {
                     // Relaxed: a figure; see `values`.
@@ -214,7 +215,7 @@ impl<K, V, S> Core<K, V, S> {
                 }
                 self.count_refreshes(from, leads);
                 if dies {
-                    self.policy.leave(slot.mark());
+                    self.policy.leave(slot.mark(), slot.half_hash());
                     // Killed first, unlinked then: whoever finds it dead meanwhile helps.
                     shard.table.unlink(slot, stay);
                 }
@@ -494,6 +495,15 @@ where
             Stage::Grace => Err(Nothing::There),
             Stage::Dead => Err(Nothing::ButSpent),
         }
+    }
+
+    /// Whether a hit of a key would note something in its slot.
+    pub(crate) fn hit_would_write<Q>(&self, key: &Q, hash: u64, guard: &Guard) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Eq + ?Sized,
+    {
+        self.seek(hash, key, guard).is_some_and(|(slot, _)| slot.mark().load().is_marked_by_hit())
     }
 
     /// Takes the slot of a key out that a read has found spent. Not under the read's pin, since the listener is told.

@@ -82,7 +82,7 @@ impl Fixture {
         let Ok((settings, Parts { hasher, .. })) = builder.check() else { panic!("the settings are good") };
         let hand = Hand::default();
         let time = Time::Given { clock: Arc::new(hand.clone()), by_hand: true };
-        let core = Arc::new(Core::new(settings, time, hasher, None));
+        let core = Arc::new(Core::new(settings, time, hasher, None, None));
         Self { core, hand, census: Census::default(), source: Arc::new(Watched::new(0)) }
     }
 

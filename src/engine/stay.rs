@@ -1,7 +1,8 @@
 //! A stay in the cache: a pin, and what has been removed under it until the eviction listener can be told.
 
 use super::Core;
-use crate::clock::{Moment, Time};
+use super::evict::Purse;
+use crate::clock::Time;
 use crate::observe::{Count, RemovalCause};
 use crate::primitive::epoch::{Guard, settle};
 use crate::slot::{Removed, Taken};
@@ -9,10 +10,11 @@ use std::cell::RefCell;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// One operation's pin. When it ends, the pin goes first; then the listener is told, which holds nothing; then what has been
-/// retired is settled.
+/// One operation's pin. When it ends, the pin goes first, then the purse; then the listener is told, which holds nothing; then
+/// what has been retired is settled.
 pub(crate) struct Stay<'c, K, V, S> {
     guard: Guard,
+    pub(super) purse: Purse<'c>,
     outbox: Outbox<'c, K, V, S>,
 }
 
@@ -26,7 +28,8 @@ pub(crate) struct Outbox<'c, K, V, S> {
 impl<K, V, S> Core<K, V, S> {
     /// Begins a stay with this pin.
     pub(crate) fn stay(&self, guard: Guard) -> Stay<'_, K, V, S> {
-        Stay { guard, outbox: Outbox { core: self, removed: RefCell::new(Vec::new()) } }
+        let outbox = Outbox { core: self, removed: RefCell::new(Vec::new()) };
+        Stay { guard, purse: Purse::new(&self.policy), outbox }
     }
 }
 
@@ -63,9 +66,9 @@ impl<K, V, S> Drop for Outbox<'_, K, V, S> {
                 self.core.counters.add(Count::ListenerPanics);
             }
         }
-        settle(|| Time::Coarse.now().since(Moment::from_nanos(0)).as_millis() as u64 / TICK);
+        settle(|| Time::Coarse.now().nanos() >> TICK);
     }
 }
 
-/// A tick of the default clock, in milliseconds.
-const TICK: u64 = 4;
+/// A tick of the default clock, about: nanoseconds as a power of two.
+const TICK: u32 = 22;

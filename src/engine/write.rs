@@ -9,6 +9,7 @@ use super::{Core, Shard, Stay};
 use crate::clock::Moment;
 use crate::freshness::{Stage, Ttl};
 use crate::observe::RemovalCause;
+use crate::policy::MarkWord;
 use crate::primitive::atomic::{Ordering, fence};
 use crate::primitive::step::step;
 use crate::slot::{Cell, NewCell, Next, Slot, State, Unborn, Weighed};
@@ -105,29 +106,35 @@ where
             }
             return;
         }
-        let slot = loop {
+        self.policy.prefetch((hash >> 32) as u32, stay);
+        self.sweep_a_little(shard, stay);
+        let mut admission = None;
+        loop {
             step();
             if let Some((slot, state)) = self.seek(hash, &key, stay) {
+                let more = new.weight.saturating_sub(slot.weight_of(state.held()));
+                admission = admission.or_else(|| self.make_room(Some(slot), hash, new.weight, more, stay));
                 let next = Next::Value(NewCell::boxed(new));
                 match self.swing(slot, state, next, Some(RemovalCause::Replaced), stay) {
-                    Ok(()) => break slot,
+                    Ok(()) => return self.stored(slot, admission, stay),
                     Err(back) => new = back.into_weighed().expect("what was to be published comes back"),
                 }
             } else {
-                let charge = Charge::new(&self.policy, new.weight);
-                match Unborn::with_value(hash, key, new, self.idles()).link(&shard.table, stay) {
+                admission = admission.or_else(|| self.make_room(None, hash, new.weight, new.weight, stay));
+                let mark = admission.map(|admission| self.policy.mark(admission, new.weight));
+                let charge = Charge::new(&stay.purse, new.weight);
+                let word = mark.map_or_else(MarkWord::new, MarkWord::entered);
+                match Unborn::with_value(hash, key, new, self.idles(), word).link(&shard.table, stay) {
                     Ok(slot) => {
                         charge.keep();
                         // Relaxed: a figure; see `values`.
                         shard.values.0.fetch_add(1, Ordering::Relaxed);
-                        break slot;
+                        return self.linked(slot, mark, stay);
                     }
                     Err(back) => (key, new) = back.into_parts().expect("born with a value"),
                 }
             }
-        };
-        self.sweep_a_little(shard, stay);
-        self.stored(slot, stay);
+        }
     }
 
     /// Kills the slot of a key, and gives a clone of the value that was served until then.

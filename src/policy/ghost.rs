@@ -6,6 +6,7 @@
 use super::mark::Place;
 use super::share_of;
 use crate::primitive::plain::{AtomicU32, Ordering};
+use crate::primitive::prefetch;
 
 const WAYS: usize = 8;
 /// A small cache does well to remember more than it holds.
@@ -38,6 +39,11 @@ impl Ghost {
     fn place(&self, hash: u64) -> (&[AtomicU32; WAYS], u32) {
         let fingerprint = (hash as u32 >> FINGERPRINT_AT).max(1);
         (&self.0[share_of(hash, self.0.len())], fingerprint)
+    }
+
+    /// Asks for the set of a key ahead.
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(self.place(hash).0);
     }
 
     /// Remembers a key that is dropped.

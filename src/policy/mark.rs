@@ -15,7 +15,7 @@
 //! - `INV-mark-1`: a slot has one element in the queues while its place is `Small` or `Main`, or the element is in the
 //!   hands of one thread: only the winner of `enter` makes one, and whoever takes it out either puts it back, or finds
 //!   that the slot has left.
-//! - `INV-mark-2`: the length of the small queue and the population change only with a change of place or weight.
+//! - `INV-mark-2`: the length of the small queue changes only with a change of place or weight, by whoever makes it.
 
 use crate::primitive::atomic::{AtomicU64, Ordering};
 
@@ -71,6 +71,12 @@ impl Mark {
         matches!(self.place(), Place::Small | Place::Main)
     }
 
+    /// Whether a hit has something to note.
+    #[inline(always)]
+    pub(crate) fn is_marked_by_hit(self) -> bool {
+        self.uses() < MOST_USES && self.is_queued()
+    }
+
     pub(crate) fn uses(self) -> u64 {
         (self.0 & USES) >> USES_AT
     }
@@ -109,8 +115,14 @@ impl Mark {
 pub(crate) struct MarkWord(AtomicU64);
 
 impl MarkWord {
+    /// Of a slot that is in no queue.
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(Place::Out as u64))
+    }
+
+    /// Of a slot that enters a queue as soon as it is linked.
+    pub(crate) fn entered(mark: Mark) -> Self {
+        Self(AtomicU64::new(mark.0))
     }
 
     #[inline]
@@ -123,8 +135,7 @@ impl MarkWord {
     #[inline(always)]
     pub(crate) fn hit(&self) {
         let mark = self.load();
-        // `Small` and `Main` are the two places that differ from each other in both bits.
-        if mark.uses() < MOST_USES && mark.is_queued() {
+        if mark.is_marked_by_hit() {
             self.note(mark);
         }
     }

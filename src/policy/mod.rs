@@ -47,6 +47,13 @@ pub(crate) const UNBOUNDED: u64 = u64::MAX;
 const KEPT: usize = 32;
 /// Slots in use that one look passes over, before it gives up; and as many eighths of all slots as may be in use.
 const PASSED: usize = 64;
+/// Misses in a part between two looks at the number of slots.
+const LOOK: u64 = 64;
+/// Elements that a queue may have whatever the number of slots.
+const LEAST_CROWD: usize = 64;
+/// How many pops ahead a slot is asked for, and a bucket.
+const NEAR: usize = 2;
+const FAR: usize = 6;
 /// Entries to a part, about.
 const PART: u64 = 1024;
 
@@ -124,32 +131,37 @@ pub(crate) trait Slots {
     /// How the slot stands.
     fn standing(&self, slot: Self::Slot) -> Standing;
 
+    /// How many there are, about.
+    fn len(&self) -> usize;
+
+    /// Asks for the bucket of an item ahead, or, if `deep`, for its slot: the bucket is read then.
+    fn prefetch(&self, item: Item, deep: bool);
+
     /// Takes the slot out of the cache, and reports that to [`Policy::leave`]. `false` if it is in use by now, or has gone
     /// already.
     fn evict(&self, slot: Self::Slot) -> bool;
 }
 
-/// One pair of queues.
+/// One pair of queues, and the numbers that change with each miss.
 struct Part {
     small: Queue,
     main: Queue,
-    /// The victim of the main queue, once it has been found: an item, or zero. Whoever wants to drop it takes it out first.
-    candidate: Padded<AtomicU64>,
+    tally: Padded<Tally>,
 }
 
-/// Numbers that change with each miss, on one line, since they change together.
+/// On one line, since they change together.
 #[derive(Default)]
 struct Tally {
-    /// Weight in the cache, and of what is about to come in: never below the truth.
-    weight: AtomicU64,
-    /// Weight in the small queues.
+    /// Weight in the small queue.
     small: AtomicU64,
-    /// Slots in the queues.
-    population: AtomicUsize,
     /// Weight of all misses.
     clock: AtomicU64,
-    /// Weight of what has been dropped from the main queues.
+    /// Weight of what has been dropped from the main queue.
     dropped: AtomicU64,
+    /// Increments of the sketch.
+    counted: AtomicU64,
+    /// The victim of the main queue, once it has been found: an item, or zero. Whoever wants to drop it takes it out first.
+    candidate: AtomicU64,
 }
 
 /// What is remembered of keys. Made anew for twice as many when there are more slots than it was made for.
@@ -160,6 +172,12 @@ struct Memory {
 }
 
 impl Memory {
+    fn prefetch(&self, hash: u32) {
+        let wide = spread(hash);
+        self.sketch.prefetch(wide);
+        self.ghost.prefetch(wide);
+    }
+
     fn new(entries: usize) -> Self {
         Self { entries, sketch: Sketch::new(entries), ghost: Ghost::new(entries) }
     }
@@ -173,9 +191,21 @@ pub(crate) struct Policy {
     capacity: AtomicU64,
     /// How long the small queues are to be, all together.
     target: AtomicU64,
+    /// The most elements that a queue may have before it is tidied.
+    crowd: AtomicUsize,
     memory: Replaceable<Memory>,
     parts: Box<[Part]>,
-    tally: Padded<Tally>,
+    /// The number of parts is two to the power of this.
+    parts_shift: u32,
+    /// Weight in the cache, and of what is about to come in: never below the truth.
+    weight: Padded<AtomicU64>,
+}
+
+/// A key has been missed: where its slot is to enter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Admission {
+    place: Place,
+    clock: u64,
 }
 
 /// What an attempt to make room came to.
@@ -215,14 +245,16 @@ enum Candidate {
 impl Policy {
     /// With up to `most_parts` pairs of queues, a power of two. A small cache has one.
     pub(crate) fn new(capacity: u64, most_parts: usize) -> Self {
-        let parts = (capacity / PART).checked_ilog2().map_or(1, |bits| 1 << bits.min(16)).min(most_parts);
-        let part = |_| Part { small: Queue::new(), main: Queue::new(), candidate: Padded::default() };
+        let parts_shift = (capacity / PART).checked_ilog2().unwrap_or(0).min(most_parts.ilog2());
+        let part = |_| Part { small: Queue::new(), main: Queue::new(), tally: Padded::default() };
         Self {
             capacity: AtomicU64::new(capacity),
             target: AtomicU64::new(Scale::new(capacity).least_target()),
+            crowd: AtomicUsize::new(LEAST_CROWD),
             memory: Replaceable::empty(),
-            parts: (0..parts).map(part).collect(),
-            tally: Padded::default(),
+            parts: (0..1 << parts_shift).map(part).collect(),
+            parts_shift,
+            weight: Padded::default(),
         }
     }
 
@@ -249,115 +281,149 @@ impl Policy {
     /// Weight in the cache, and of what is about to come in.
     pub(crate) fn weight(&self) -> u64 {
         // Relaxed: an estimate while others write.
-        self.tally.0.weight.load(Ordering::Relaxed)
-    }
-
-    /// Slots in the queues.
-    pub(crate) fn population(&self) -> usize {
-        // Relaxed: as above.
-        self.tally.0.population.load(Ordering::Relaxed)
-    }
-
-    /// Whether the cache holds more than it may.
-    pub(crate) fn is_over(&self) -> bool {
-        self.weight() > self.capacity()
+        self.weight.0.load(Ordering::Relaxed)
     }
 
     /// Counts weight that is about to come in.
-    pub(crate) fn charge(&self, weight: u32) {
+    pub(crate) fn charge(&self, weight: u64) {
         // Relaxed: a sum. It is counted before the CAS that lets it in, so the sum is never below the truth.
-        self.tally.0.weight.fetch_add(weight.into(), Ordering::Relaxed);
+        self.weight.0.fetch_add(weight, Ordering::Relaxed);
     }
 
     /// Takes weight off that has gone, or has not come in.
-    pub(crate) fn discharge(&self, weight: u32) {
+    pub(crate) fn discharge(&self, weight: u64) {
         // Relaxed: as above.
-        self.tally.0.weight.fetch_sub(weight.into(), Ordering::Relaxed);
+        self.weight.0.fetch_sub(weight, Ordering::Relaxed);
     }
 
+    /// Of the whole cache.
     fn scale(&self) -> Scale {
         Scale::new(self.capacity())
     }
 
-    fn small(&self) -> u64 {
-        // Relaxed: a sum. It is changed after the mark, so it may be below the truth for a moment, and below zero.
-        let small = self.tally.0.small.load(Ordering::Relaxed);
-        if small.cast_signed() < 0 { 0 } else { small }
+    /// Of one part.
+    fn part_scale(&self) -> Scale {
+        Scale::new(self.capacity() >> self.parts_shift)
     }
 
+    /// How long the small queue of a part is to be.
     fn target(&self) -> u64 {
         // Relaxed: a wish.
-        self.target.load(Ordering::Relaxed)
+        self.target.load(Ordering::Relaxed) >> self.parts_shift
     }
 
     /// A count of misses or drops as a stamp.
     fn stamp(&self, count: u64) -> u16 {
-        (count >> self.scale().stamp_shift()) as u16
+        (count >> self.part_scale().stamp_shift()) as u16
     }
 
     /// How much a count has grown since it was stamped.
     fn since(&self, stamp: u16, count: u64) -> u64 {
-        u64::from(self.stamp(count).wrapping_sub(stamp)) << self.scale().stamp_shift()
-    }
-
-    fn clock(&self) -> u64 {
-        // Relaxed: a count.
-        self.tally.0.clock.load(Ordering::Relaxed)
+        u64::from(self.stamp(count).wrapping_sub(stamp)) << self.part_scale().stamp_shift()
     }
 
     /// The part of a hash.
     fn part(&self, hash: u32) -> &Part {
-        &self.parts[hash as usize & (self.parts.len() - 1)]
+        &self.parts[self.part_number(hash)]
     }
 
-    /// The memory; made, or made anew, if there is none for so many slots.
+    fn part_number(&self, hash: u32) -> usize {
+        hash as usize & (self.parts.len() - 1)
+    }
+
+    /// The memory, made when it is first asked for.
     fn memory<'g>(&self, guard: &'g Guard) -> &'g Memory {
         loop {
-            let memory = self.memory.get(guard);
-            let population = self.population();
-            match memory {
-                Some(memory) if population <= memory.entries => return memory,
-                _ => {
-                    let most = usize::try_from(self.capacity()).unwrap_or(usize::MAX).max(1);
-                    let entries = population.next_power_of_two().max(LEAST_ENTRIES).min(most);
-                    if let Some(memory) = memory
-                        && entries <= memory.entries
-                    {
-                        return memory;
-                    }
-                    self.memory.replace(memory, Memory::new(entries), guard);
-                }
+            match self.memory.get(guard) {
+                Some(memory) => return memory,
+                None => self.memory.replace(None, Memory::new(self.entries(0)), guard),
             }
         }
     }
 
-    /// A slot has come into the cache, and holds `weight`: decides where it enters, makes room for it, and lets it in.
-    pub(crate) fn enter<S: Slots>(&self, slots: &S, mark: &MarkWord, hash: u32, weight: u32, guard: &Guard) {
-        // Relaxed: a count, and a source of tickets.
-        let clock = self.tally.0.clock.fetch_add(u64::from(weight.max(1)), Ordering::Relaxed);
-        let place = self.entrance(slots, hash, clock, guard);
-        let part = self.part(hash);
-        self.shorten(slots, part, guard);
-        self.make_room(slots, hash, guard);
-        let entered = Mark::new(place, clock, self.stamp(clock), weight);
-        step();
-        if mark.change(|seen| (seen.place() == Place::Out).then_some(entered)).is_none() {
-            return;
+    /// For how many entries the memory is to be, when there are so many.
+    fn entries(&self, live: usize) -> usize {
+        let most = usize::try_from(self.capacity()).unwrap_or(usize::MAX).max(1);
+        live.next_power_of_two().max(LEAST_ENTRIES).min(most)
+    }
+
+    /// What is to be seen to now and then: that the memory and the queues' limit go with the number of slots.
+    fn look_around<S: Slots>(&self, slots: &S, guard: &Guard) {
+        let live = slots.len();
+        let (memory, entries) = (self.memory(guard), self.entries(live));
+        if live > memory.entries && entries > memory.entries {
+            self.memory.replace(Some(memory), Memory::new(entries), guard);
         }
-        // Relaxed: sums, see INV-mark-2.
-        self.tally.0.population.fetch_add(1, Ordering::Relaxed);
-        let queue = if place == Place::Small {
-            self.tally.0.small.fetch_add(weight.into(), Ordering::Relaxed);
+        let crowd = 2 * live / self.parts.len() + LEAST_CROWD;
+        // Relaxed: a limit. It is written only if it changes much, since all read it.
+        if crowd.abs_diff(self.crowd.load(Ordering::Relaxed)) > crowd / 8 {
+            self.crowd.store(crowd, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request of a key in the sketch.
+    fn count(&self, memory: &Memory, hash: u32) {
+        memory.sketch.count(spread(hash));
+        let number = self.part_number(hash);
+        let counted = &self.parts[number].tally.0.counted;
+        // Relaxed: a count; a step of the hand that is lost to a race comes later.
+        let nth = counted.load(Ordering::Relaxed);
+        counted.store(nth.wrapping_add(1), Ordering::Relaxed);
+        let stride = memory.sketch.stride_shift;
+        if nth & ((1 << stride) - 1) == 0 {
+            memory.sketch.fade(((nth >> stride) as usize) << self.parts_shift | number);
+        }
+    }
+
+    /// Asks for what the policy will read of a key that is about to come in.
+    pub(crate) fn prefetch(&self, hash: u32, guard: &Guard) {
+        if let Some(memory) = self.memory.get(guard) {
+            memory.prefetch(hash);
+        }
+    }
+
+    /// A key has been missed, and its slot is about to come in: learns from that, and decides where it enters.
+    pub(crate) fn admit<S: Slots>(&self, slots: &S, hash: u32, weight: u32, guard: &Guard) -> Admission {
+        let part = self.part(hash);
+        // Relaxed: a count, and a source of tickets; a miss that is lost to a race does no harm.
+        let clock = part.clock();
+        part.tally.0.clock.store(clock.wrapping_add(u64::from(weight.max(1))), Ordering::Relaxed);
+        if clock.is_multiple_of(LOOK) {
+            self.look_around(slots, guard);
+        }
+        let place = self.entrance(slots, hash, clock, guard);
+        self.shorten(slots, part, guard);
+        Admission { place, clock }
+    }
+
+    /// The mark of a slot that enters.
+    pub(crate) fn mark(&self, admission: Admission, weight: u32) -> Mark {
+        Mark::new(admission.place, admission.clock, self.stamp(admission.clock), weight)
+    }
+
+    /// A slot has come in: lets it into its queue, unless it is in one, or has left.
+    pub(crate) fn enter<S: Slots>(&self, slots: &S, word: &MarkWord, mark: Mark, hash: u32, guard: &Guard) {
+        step();
+        if word.change(|seen| (seen.place() == Place::Out).then_some(mark)).is_some() {
+            self.entered(slots, mark, hash, guard);
+        }
+    }
+
+    /// A slot has come in that has had its mark from the beginning.
+    pub(crate) fn entered<S: Slots>(&self, slots: &S, mark: Mark, hash: u32, guard: &Guard) {
+        let part = self.part(hash);
+        let queue = if mark.place() == Place::Small {
+            part.small_grows(mark.weight());
             &part.small
         } else {
             &part.main
         };
         step();
-        self.push(slots, queue, Item::new(hash, entered), guard);
+        self.push(slots, queue, Item::new(hash, mark), guard);
     }
 
     /// A slot in a queue holds something else now.
-    pub(crate) fn reweigh(&self, mark: &MarkWord, weight: impl Fn() -> u32) {
+    pub(crate) fn reweigh(&self, mark: &MarkWord, hash: u32, weight: impl Fn() -> u32) {
         loop {
             let seen = mark.load();
             let weight = weight();
@@ -365,29 +431,19 @@ impl Policy {
                 return;
             }
             if mark.replace(seen, seen.with_weight(weight)) && seen.place() == Place::Small {
-                let more = u64::from(weight).wrapping_sub(seen.weight().into());
-                // Relaxed: a sum, see INV-mark-2.
-                self.tally.0.small.fetch_add(more, Ordering::Relaxed);
+                self.part(hash).small_grows(weight);
+                self.part(hash).small_shrinks(seen.weight());
             }
             // Another writer may have come between: look again.
         }
     }
 
     /// A slot has been taken out of the cache, whyever. Its element is dropped when somebody comes by it.
-    pub(crate) fn leave(&self, mark: &MarkWord) {
+    pub(crate) fn leave(&self, mark: &MarkWord, hash: u32) {
         let was = mark.leave();
-        if was.is_queued() {
-            // Relaxed: sums, see INV-mark-2.
-            self.tally.0.population.fetch_sub(1, Ordering::Relaxed);
-            if was.place() == Place::Small {
-                self.tally.0.small.fetch_sub(was.weight().into(), Ordering::Relaxed);
-            }
+        if was.place() == Place::Small {
+            self.part(hash).small_shrinks(was.weight());
         }
-    }
-
-    /// Drops slots until the cache holds no more than it may, or nothing is left that may go. `hash` chooses where to begin.
-    pub(crate) fn make_room<S: Slots>(&self, slots: &S, hash: u32, guard: &Guard) {
-        while self.is_over() && self.drop_one(slots, hash, guard) {}
     }
 
     /// Drops one slot, from the part of this hash, or else from any other. `false` if nothing may go.
@@ -407,36 +463,37 @@ impl Policy {
     /// Counts a miss, learns from it, and decides which queue the key enters.
     fn entrance<S: Slots>(&self, slots: &S, hash: u32, clock: u64, guard: &Guard) -> Place {
         let memory = self.memory(guard);
-        let wide = spread(hash);
-        memory.sketch.count(wide);
+        let (part, wide) = (self.part(hash), spread(hash));
+        self.count(memory, hash);
         let Some(Trace { from, stamp }) = memory.ghost.take(wide) else { return Place::Small };
         // Relaxed: a count.
-        let dropped = self.tally.0.dropped.load(Ordering::Relaxed);
+        let dropped = part.tally.0.dropped.load(Ordering::Relaxed);
         let distance = self.since(stamp, if from == Place::Main { dropped } else { clock });
-        let lesson = decide::lesson(from, distance, self.small(), self.scale());
+        let lesson = decide::lesson(from, distance, part.small(), self.part_scale());
         if lesson != Lesson::None {
             // Relaxed: a wish; a lesson that is lost to a race comes again.
-            self.target.store(self.scale().taught(self.target(), lesson), Ordering::Relaxed);
+            let target = self.target.load(Ordering::Relaxed);
+            self.target.store(self.scale().taught(target, lesson), Ordering::Relaxed);
         }
-        let victim = match self.candidate(slots, self.part(hash), guard) {
-            Candidate::Victim(item) => Some(self.victim(memory, item)),
+        let victim = match self.candidate(slots, part, guard) {
+            Candidate::Victim(item) => Some(self.victim(memory, part, item)),
             Candidate::Expired | Candidate::Nothing => None,
         };
         let key = Return { estimate: memory.sketch.estimate(wide), distance };
         decide::entrance(from, lesson, key, victim)
     }
 
-    fn victim(&self, memory: &Memory, item: Item) -> Victim {
+    fn victim(&self, memory: &Memory, part: &Part, item: Item) -> Victim {
         Victim {
             estimate: memory.sketch.estimate(spread(item.hash())),
-            idle: self.since(item.stamp(), self.clock()),
+            idle: self.since(item.stamp(), part.clock()),
         }
     }
 
     /// Moves what the small queue has too much of to the main queue.
     fn shorten<S: Slots>(&self, slots: &S, part: &Part, guard: &Guard) {
         for _ in 0..2 {
-            if self.small() <= self.target().saturating_add(1) {
+            if part.small() <= self.target().saturating_add(1) {
                 return;
             }
             let Look::Oldest(oldest) = self.oldest(slots, &part.small, guard) else { return };
@@ -458,8 +515,7 @@ impl Policy {
             (seen.place() == Place::Small).then_some(if afresh { mark.with_uses(0) } else { mark })
         });
         if let Some(was) = moved {
-            // Relaxed: a sum, see INV-mark-2.
-            self.tally.0.small.fetch_sub(was.weight().into(), Ordering::Relaxed);
+            part.small_shrinks(was.weight());
             step();
             self.push(slots, &part.main, oldest.item, guard);
         }
@@ -473,7 +529,7 @@ impl Policy {
             Candidate::Nothing => None,
         };
         if let Some(item) = candidate
-            && self.small() < self.target()
+            && part.small() < self.target()
         {
             return self.drop_candidate(slots, part, item, guard);
         }
@@ -489,10 +545,10 @@ impl Policy {
         let (wide, uses) = (spread(oldest.item.hash()), oldest.mark.uses());
         let estimate = memory.sketch.estimate(wide) + uses;
         for _ in 0..uses {
-            memory.sketch.count(wide);
+            self.count(memory, oldest.item.hash());
         }
         if let Some(item) = candidate
-            && decide::outlives(estimate, uses, self.victim(memory, item))
+            && decide::outlives(estimate, uses, self.victim(memory, part, item))
         {
             self.promote(slots, part, &oldest, true, guard);
             return self.drop_candidate(slots, part, item, guard);
@@ -525,7 +581,7 @@ impl Policy {
     /// Drops the main queue's victim, which was found in the register.
     fn drop_candidate<S: Slots>(&self, slots: &S, part: &Part, item: Item, guard: &Guard) -> Attempt {
         // Relaxed: an integer; the slot that it names is found in the table.
-        if part.candidate.0.compare_exchange(item.0, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if part.tally.0.candidate.compare_exchange(item.0, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Attempt::Again;
         }
         step();
@@ -545,22 +601,23 @@ impl Policy {
             Standing::Spent if slots.evict(slot) => return Attempt::Done,
             Standing::Free | Standing::Spent => {}
         }
-        // Relaxed: a count.
-        let weight = u64::from(mark.weight().max(1));
-        let dropped = self.tally.0.dropped.fetch_add(weight, Ordering::Relaxed) + weight;
+        // Relaxed: a count; one that is lost to a race does no harm.
+        let count = &part.tally.0.dropped;
+        let dropped = count.load(Ordering::Relaxed).wrapping_add(mark.weight().max(1).into());
+        count.store(dropped, Ordering::Relaxed);
         let trace = Trace { from: Place::Main, stamp: self.stamp(dropped) };
         self.drop_slot(slots, &part.main, &oldest, trace, self.memory(guard), guard)
     }
 
     /// Lets a used slot of the main queue go round once more.
     fn keep<S: Slots>(&self, slots: &S, part: &Part, oldest: &Oldest<S::Slot>, guard: &Guard) {
-        let stamp = self.stamp(self.clock());
+        let stamp = self.stamp(part.clock());
         let kept = slots.mark(oldest.slot).change(|seen| {
             let uses = seen.uses().saturating_sub(1);
             oldest.item.means(seen).then_some(seen.with_uses(uses).with_stamp(stamp))
         });
         if kept.is_some() {
-            self.memory(guard).sketch.count(spread(oldest.item.hash()));
+            self.count(self.memory(guard), oldest.item.hash());
             step();
             self.push(slots, &part.main, oldest.item, guard);
         }
@@ -568,7 +625,7 @@ impl Policy {
 
     /// The main queue's victim, which stays in the register until somebody drops it.
     fn candidate<S: Slots>(&self, slots: &S, part: &Part, guard: &Guard) -> Candidate {
-        let register = &part.candidate.0;
+        let register = &part.tally.0.candidate;
         let mut kept = 0;
         loop {
             // Relaxed: as in `drop_candidate`.
@@ -600,6 +657,7 @@ impl Policy {
         let mut passed = 0;
         while let Some(item) = queue.pop(guard) {
             let item = Item(item);
+            self.look_ahead(slots, queue, guard);
             step();
             let Some(slot) = slots.find(item) else { continue };
             let mark = slots.mark(slot).load();
@@ -612,16 +670,30 @@ impl Policy {
                 queue.push(item.0, guard);
             }
             passed += 1;
-            if passed == PASSED + self.population() / 8 {
+            if passed >= PASSED && passed >= slots.len() / 8 {
                 break;
             }
         }
         Look::Nothing
     }
 
+    /// Asks for what the next pops of a queue will read: of the element that is next but one its slot and what is remembered
+    /// of its key, of one that is farther away its bucket, by which the slot is found.
+    fn look_ahead<S: Slots>(&self, slots: &S, queue: &Queue, guard: &Guard) {
+        if let Some(far) = queue.peek(FAR, guard) {
+            slots.prefetch(Item(far), false);
+        }
+        if let Some(near) = queue.peek(NEAR, guard) {
+            slots.prefetch(Item(near), true);
+            self.prefetch(Item(near).hash(), guard);
+        }
+    }
+
     /// Puts an element into a queue. If that is full of elements whose slots have gone, takes two out first.
     fn push<S: Slots>(&self, slots: &S, queue: &Queue, item: Item, guard: &Guard) {
-        if queue.len(guard) > 2 * self.population() + 64 {
+        // Relaxed: a limit.
+        if queue.len(guard) > self.crowd.load(Ordering::Relaxed) {
+            self.look_around(slots, guard);
             for _ in 0..2 {
                 if let Some(old) = queue.pop(guard)
                     && slots.find(Item(old)).is_some()
@@ -631,5 +703,28 @@ impl Policy {
             }
         }
         queue.push(item.0, guard);
+    }
+}
+
+impl Part {
+    fn small(&self) -> u64 {
+        // Relaxed: a sum. It is changed after the mark, so it may be off for a moment, and below zero.
+        let small = self.tally.0.small.load(Ordering::Relaxed);
+        if small.cast_signed() < 0 { 0 } else { small }
+    }
+
+    fn small_grows(&self, weight: u32) {
+        // Relaxed: a sum, see INV-mark-2.
+        self.tally.0.small.fetch_add(weight.into(), Ordering::Relaxed);
+    }
+
+    fn small_shrinks(&self, weight: u32) {
+        // Relaxed: a sum, see INV-mark-2.
+        self.tally.0.small.fetch_sub(weight.into(), Ordering::Relaxed);
+    }
+
+    fn clock(&self) -> u64 {
+        // Relaxed: a count.
+        self.tally.0.clock.load(Ordering::Relaxed)
     }
 }

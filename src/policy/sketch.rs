@@ -9,8 +9,8 @@
 //! increment, which no decision hangs on.
 
 use super::share_of;
-use crate::primitive::Padded;
 use crate::primitive::plain::{AtomicU64, Ordering};
+use crate::primitive::prefetch;
 
 /// Counters of a key.
 const ROWS: u32 = 4;
@@ -36,9 +36,8 @@ struct Line([AtomicU64; LINE]);
 /// The sketch.
 pub(super) struct Sketch {
     lines: Box<[Line]>,
-    increments: Padded<AtomicU64>,
-    /// Increments to a step of the hand.
-    stride: u64,
+    /// Increments to a step of the hand, as a power of two.
+    pub(super) stride_shift: u32,
 }
 
 impl Sketch {
@@ -48,8 +47,7 @@ impl Sketch {
         let lap = (entries as u64).saturating_mul(LAP).max(LEAST_LAP);
         Self {
             lines: (0..lines).map(|_| Line([const { AtomicU64::new(0) }; LINE])).collect(),
-            increments: Padded::default(),
-            stride: lap / (lines * LINE) as u64,
+            stride_shift: (lap / (lines * LINE) as u64).ilog2(),
         }
     }
 
@@ -75,19 +73,18 @@ impl Sketch {
                 }
             }
         }
-        // Relaxed: as above; a step that is lost comes later.
-        let nth = self.increments.0.load(Ordering::Relaxed);
-        self.increments.0.store(nth.wrapping_add(1), Ordering::Relaxed);
-        if nth.is_multiple_of(self.stride) {
-            self.fade((nth / self.stride) as usize);
-        }
     }
 
     /// Halves the counters of the word that the hand comes by at its nth step.
-    fn fade(&self, nth: usize) {
+    pub(super) fn fade(&self, nth: usize) {
         let word = &self.lines[nth / LINE % self.lines.len()].0[nth % LINE];
         // Relaxed: as in `count`.
         word.store(word.load(Ordering::Relaxed) >> 1 & HALVED, Ordering::Relaxed);
+    }
+
+    /// Asks for the counters of a key ahead.
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(&raw const self.lines[share_of(hash, self.lines.len())]);
     }
 
     /// How often the key has been counted, 0 to 15.

@@ -154,6 +154,11 @@ mod imp {
         unsafe { guard.defer_unchecked(move || super::reclaim(bytes, drop)) }
     }
 
+    /// Gives memory back to the allocator. In models: at the end of the run, so that no address is used twice.
+    pub(crate) fn give_back(give_back: impl FnOnce()) {
+        give_back();
+    }
+
     /// A guard that reclaims at once, for structures that nobody else can reach any more.
     ///
     /// # Safety
@@ -278,7 +283,7 @@ mod imp {
     }
 
     /// Gives memory back at the end of the run.
-    pub(crate) fn give_back_last(give_back: impl FnOnce() + 'static) {
+    pub(crate) fn give_back(give_back: impl FnOnce() + 'static) {
         YARD.with_borrow_mut(|yard| yard.memory.push(Box::new(give_back)));
     }
 

@@ -130,6 +130,19 @@ pub(crate) mod plain {
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
+/// Asks the processor to fetch what is there, which may be anything, for a read that comes soon.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint: it reads nothing, and an address that is not one does no harm.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = at;
+}
+
 /// Notes that the owner of this allocation will come back to it by way of a reference, see [`owner`].
 pub(crate) fn exposed<T>(raw: *mut T) -> *mut T {
     let _ = raw.expose_provenance();

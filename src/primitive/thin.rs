@@ -2,6 +2,7 @@
 
 use super::Witness;
 use super::atomic::AtomicPtr;
+use super::epoch::give_back;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
@@ -150,11 +151,7 @@ impl<H, T> Thin<H, T> {
         // SAFETY: the allocation began so much before the header.
         let raw = unsafe { self.0.as_ptr().cast::<u8>().sub(pad) };
         // SAFETY: allocated by `new` with this layout.
-        let give_back = move || unsafe { dealloc(raw, layout) };
-        #[cfg(loom)]
-        super::epoch::give_back_last(give_back);
-        #[cfg(not(loom))]
-        give_back();
+        give_back(move || unsafe { dealloc(raw, layout) });
     }
 }
 

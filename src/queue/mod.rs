@@ -116,6 +116,11 @@ impl Queue {
         }
     }
 
+    /// The item that is so many pops away, if it is in the first segment: a hint, others may pop meanwhile.
+    pub(crate) fn peek(&self, ahead: usize, guard: &Guard) -> Option<u64> {
+        self.head(guard)?.peek(ahead)
+    }
+
     /// How many items are in: exact while nobody pushes or pops, else about.
     ///
     /// It is the difference of two positions, one read off either end, so that nobody has to count. A cell that a popper
@@ -251,6 +256,13 @@ impl<'g> Segment<'g> {
 
     fn as_ptr(self) -> *mut () {
         self.0.as_ptr()
+    }
+
+    fn peek(self, ahead: usize) -> Option<u64> {
+        // Relaxed: a hint; nothing is read by way of it.
+        let index = self.header().dequeue.load(Ordering::Relaxed).saturating_add(ahead);
+        let item = (index < CELLS).then(|| self.cell(index).load(Ordering::Relaxed))?;
+        (item != EMPTY && item != TAKEN).then_some(item)
     }
 
     /// # Safety

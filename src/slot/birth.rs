@@ -2,6 +2,7 @@
 
 use super::{Cell, Flight, Held, HeldWord, Slot, SlotRef, USUAL_WEIGHT, Weighed, loading_word};
 use crate::clock::Moment;
+use crate::policy::MarkWord;
 use crate::primitive::Arc;
 use crate::primitive::atomic::Ordering;
 use crate::primitive::epoch::{Guard, contain};
@@ -57,10 +58,11 @@ impl<K, V> NewCell<K, V> {
         }
     }
 
-    /// The pointer that the slot word is to hold. The share of the room stays with the value.
+    /// The pointer that the slot word is to hold, which owns the cell from now on.
     pub(super) fn publish(self) -> *mut () {
         let raw = self.cell.as_ptr().cast();
-        std::mem::forget(self);
+        let mut this = std::mem::ManuallyDrop::new(self);
+        drop(this.room.take());
         raw
     }
 }
@@ -81,12 +83,10 @@ impl<K, V> Drop for NewCell<K, V> {
 pub(crate) struct Unborn<K, V>(pub(super) Option<SlotRef<K, V>>);
 
 impl<K, V> Unborn<K, V> {
-    /// A slot that is born with a value. `idles`: it is to have an idle stamp.
-    pub(crate) fn with_value(hash: u64, key: K, weighed: Weighed<V>, idles: bool) -> Self {
-        let slot = Slot::allocate(hash, key, idles.then(|| weighed.cell.times.born()));
+    /// A slot that is born with a value. `idles`: it is to have an idle stamp. `mark`: as the policy wants it.
+    pub(crate) fn with_value(hash: u64, key: K, weighed: Weighed<V>, idles: bool, mark: MarkWord) -> Self {
+        let slot = Slot::allocate(hash, key, idles.then(|| weighed.cell.times.born()), mark);
         let cell = if weighed.weight == USUAL_WEIGHT {
-            // One share for the link, and one for the value in the slot's room.
-            std::mem::forget(slot.clone());
             // SAFETY: INV-slot-4: nobody else knows the slot yet.
             unsafe { slot.fill_room(weighed.cell) }.as_ptr().cast()
         } else {
@@ -104,7 +104,7 @@ impl<K, V> Unborn<K, V> {
         idle_from: Option<Moment>,
         flight: impl FnOnce(SlotRef<K, V>, HeldWord<V>) -> Flight<K, V>,
     ) -> (Self, Arc<Flight<K, V>>) {
-        let slot = Slot::allocate(hash, key, idle_from);
+        let slot = Slot::allocate(hash, key, idle_from, MarkWord::new());
         let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
         // Relaxed: linking the slot publishes it.
         slot.word.store(loading_word(flight.clone()), Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl<K, V> Unborn<K, V> {
         // Relaxed: nobody else has seen the slot.
         let cell = slot.word.load(Ordering::Relaxed).cast::<Cell<V>>();
         let in_room = slot.is_room(cell);
-        // SAFETY: an unborn slot has only its owner's share and perhaps the value's, and both end here.
+        // SAFETY: an unborn slot has only its owner's share, which ends here.
         let slot = unsafe { Slot::unbox(slot.into_link()) };
         let weighed = if in_room {
             // SAFETY: INV-slot-4: `with_value` put a value there; it is moved out once, here.

@@ -40,7 +40,10 @@ fn weighed(census: &Census, number: u64) -> Weighed<Value> {
 }
 
 fn valued(census: &Census, number: u64) -> S {
-    Unborn::with_value(7, 7, weighed(census, number), false).0.take().expect("an unborn slot has its share")
+    Unborn::with_value(7, 7, weighed(census, number), false, MarkWord::new())
+        .0
+        .take()
+        .expect("an unborn slot has its share")
 }
 
 fn loading() -> (S, F) {
@@ -420,7 +423,7 @@ impl Drop for Key {
 #[test]
 fn the_last_share_frees_the_slot() {
     crate::primitive::model::check("the last share frees the slot", 3, 2, || {
-        let slot = Slot::<Key, u8>::allocate(7, Key(Witness::new()), None);
+        let slot = Slot::<Key, u8>::allocate(7, Key(Witness::new()), None, MarkWord::new());
         let theirs = slot.clone();
         let other = loom::thread::spawn(move || theirs.key().0.used());
         slot.key().0.used();

@@ -15,7 +15,7 @@ pub use pinned::Pinned;
 
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
-use crate::engine::{Core, Nothing};
+use crate::engine::{Core, Nothing, upkeep};
 use crate::error::BuildError;
 use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
@@ -136,7 +136,10 @@ where
                     Time::Given { clock, by_hand }
                 }
             };
-            Core::new(settings, time, hasher, executor)
+            // A clock that is moved by hand leaves the sweeping to its mover, and an executor of the user's takes all work.
+            let is_kept = executor.is_none() && !time.is_moved_by_hand();
+            let upkeep = is_kept.then(|| upkeep(core.clone()));
+            Core::new(settings, time, hasher, executor, upkeep)
         });
         let life = life.expect("made together with the core");
         Ok(Cache { life, core })
@@ -315,6 +318,16 @@ where
         Q: Hash + Eq + ?Sized,
     {
         self.core.expire(key, &self.core.stay(pin()))
+    }
+
+    /// Whether a hit of `key` would write to its entry now; for measurements of the policy.
+    #[doc(hidden)]
+    pub fn hit_would_write<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.core.hit_would_write(key, self.core.hash(key), &pin())
     }
 
     /// What the cache has done, and what it is doing now.

@@ -1,9 +1,11 @@
 //! One array of buckets, and the moves by which its content goes down to an array of twice the size.
 
 use super::Linked;
+use super::list::List;
 use super::word::{Split, Word};
 use crate::primitive::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use crate::primitive::epoch::{Guard, retire};
+use crate::primitive::prefetch;
 use crate::primitive::step::step;
 use crate::primitive::thin::Thin;
 use std::marker::PhantomData;
@@ -122,6 +124,12 @@ impl<'g, T: Linked> Array<'g, T> {
         unsafe { self.thin().element(index) }
     }
 
+    /// Asks for the bucket of a hash ahead.
+    #[inline]
+    pub(super) fn prefetch(self, hash: u64) {
+        prefetch(self.bucket(hash));
+    }
+
     /// The word of a hash's bucket.
     #[inline]
     pub(super) fn load(self, hash: u64) -> Word<T> {
@@ -191,7 +199,7 @@ impl<'g, T: Linked> Array<'g, T> {
             // SAFETY: INV-table-4: freed once, by the winner of the CAS.
             let free = move || unsafe { list.free() };
             // SAFETY: INV-table-4: the CAS took it out of the only word that led to it.
-            unsafe { retire(guard, 48, free) };
+            unsafe { retire(guard, List::<T>::BYTES, free) };
         }
         won
     }

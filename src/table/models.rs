@@ -17,6 +17,7 @@
 //! | `growth_insert_insert` | a frozen word is taken for a live one |
 //! | `growth_remove`, with `_strict`, `_epoch` | a frozen word is used without a look at the child |
 //! | `slow_mover` | a store in place of the CAS in `thaw` |
+//! | `slow_mover_list` | the element is freed at once, which the freezer of its list may be reading |
 //! | `begin_begin` | a store in place of the CAS of `next`; `next` is read Relaxed |
 //! | `two_growths` | a frozen word is used without a look at the child, two arrays below |
 //! | `completion` | the root swings too early, is swung Relaxed, is read Relaxed; `moved` is swung Relaxed |
@@ -65,7 +66,7 @@ impl Linked for Item {
         // Relaxed: a figure.
         item.alive.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: made by `Fixture::item`; the witness allows one release only.
-        epoch::give_back_last(move || drop(unsafe { Box::from_raw(this.as_ptr()) }));
+        epoch::give_back(move || drop(unsafe { Box::from_raw(this.as_ptr()) }));
     }
 }
 

@@ -57,6 +57,11 @@ fn spread(key: u64) -> u64 {
     key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Seven hashes of one bucket and one fingerprint.
+fn alike(key: u64) -> u64 {
+    (key % 7 * 0x101) << 32
+}
+
 impl Fixture {
     fn new(hash: fn(u64) -> u64) -> Self {
         Self { table: Table::with_capacity(0), alive: Arc::default(), hash }
@@ -165,6 +170,16 @@ proptest! {
     fn behaves_like_a_hash_map_when_hashes_share_their_top_bits(ops in ops()) {
         check(ops, |key| key % 3);
     }
+
+    #[test]
+    fn behaves_like_a_hash_map_when_only_fingerprints_tell(ops in ops()) {
+        check(ops, |key| (key % 7) << 32);
+    }
+
+    #[test]
+    fn behaves_like_a_hash_map_when_fingerprints_collide(ops in ops()) {
+        check(ops, alike);
+    }
 }
 
 #[test]
@@ -178,6 +193,36 @@ fn grows_and_keeps_everything() {
         assert!(fixture.contains(k) && !fixture.contains(k + 10_000));
     }
     fixture.finish();
+}
+
+#[test]
+fn an_element_is_compared_only_if_the_whole_hash_is_the_same() {
+    let fixture = Fixture::new(alike);
+    for k in 0..70 {
+        assert!(fixture.insert(k));
+    }
+    for k in 0..70 {
+        assert_eq!(fingerprint(alike(k)), fingerprint(0));
+        let mut compared = Vec::new();
+        assert!(fixture.table.find(alike(k), |i| (compared.push(i.key), false).1, &pin()).is_none());
+        assert_eq!(compared.len(), 10);
+        assert!(compared.iter().all(|there| there % 7 == k % 7));
+    }
+    fixture.finish();
+}
+
+#[test]
+fn room_is_for_one_element_to_a_bucket() {
+    for (capacity, buckets) in [(0, 2), (2, 2), (3, 4), (1000, 1024), (1024, 1024), (1025, 2048)] {
+        let fixture = Fixture { table: Table::with_capacity(capacity), ..Fixture::new(spread) };
+        let root = || fixture.table.root(&pin()).len();
+        assert_eq!(root(), buckets);
+        (0..buckets as u64).for_each(|k| assert!(fixture.insert(k)));
+        assert!(fixture.table.root(&pin()).try_next(&pin()).is_none(), "it grew though there was room");
+        assert!(fixture.insert(buckets as u64));
+        assert!(fixture.table.root(&pin()).try_next(&pin()).is_some(), "it did not grow when it was full");
+        fixture.finish();
+    }
 }
 
 #[test]

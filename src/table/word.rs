@@ -13,8 +13,9 @@
 //! A frozen word never changes. The pointers are those of elements, lists and splits, whose alignment leaves
 //! three bits.
 
-use super::{Linked, top};
-use crate::primitive::thin::Thin;
+use super::list::{Entries, Entry, List};
+use super::{Linked, fingerprint, top};
+use crate::primitive::prefetch;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 
@@ -25,22 +26,6 @@ const FROZEN: usize = 2;
 /// With `FROZEN`: the one element goes to the high child. Alone: nothing, live.
 const HIGH: usize = 4;
 const TAGS: usize = LIST | FROZEN | HIGH;
-
-/// The elements of a bucket that has more than one, each with a part of its hash, so that only the right one is read.
-pub(super) type List<T> = Thin<(), Entry<T>>;
-
-/// An element of a list.
-pub(super) struct Entry<T> {
-    hash: u32,
-    element: NonNull<T>,
-}
-
-impl<T> Clone for Entry<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Entry<T> {}
 
 /// Both halves of a frozen list. Owned by the array in which it is; the lists in it are the children's.
 #[repr(align(8))]
@@ -65,6 +50,8 @@ impl<T> Word<T> {
     #[inline]
     pub(super) fn from_raw(raw: *mut ()) -> Self {
         const { assert!(align_of::<T>() > TAGS, "an element's alignment must leave room for the tags") };
+        const { assert!(List::<T>::ALIGN > TAGS, "and so must a list's") };
+        const { assert!(align_of::<Split<T>>() > TAGS, "and so must a split's") };
         Self(raw, PhantomData)
     }
 
@@ -95,6 +82,12 @@ impl<T> Word<T> {
         Self::tagged(list.as_ptr(), LIST)
     }
 
+    /// Asks for what the word leads to.
+    #[inline]
+    pub(super) fn prefetch(self) {
+        prefetch(self.pointer());
+    }
+
     #[inline]
     pub(super) fn is_unset(self) -> bool {
         self.0.addr() == 0
@@ -111,15 +104,15 @@ impl<T> Word<T> {
         if self.has(TAGS) { None } else { NonNull::new(self.0.cast()) }
     }
 
-    /// The list of a live word.
+    /// What is in the list of a live word; nothing, if it has none.
     ///
     /// # Safety
     /// The word is live (not frozen, not unset), and its list, if any, lives for `'a`.
     #[inline]
-    unsafe fn many<'a>(self) -> &'a [Entry<T>] {
+    unsafe fn many<'a>(self) -> Entries<'a, T> {
         debug_assert!(!self.is_unset() && !self.is_frozen(), "only a live word has elements");
         // SAFETY: alive by contract.
-        self.as_list().map_or(&[], |list| unsafe { list.tail() })
+        self.as_list().map_or(Entries::NONE, |list| unsafe { list.entries() })
     }
 
     /// The elements of a live word.
@@ -158,22 +151,13 @@ impl<T> Word<T> {
         (self.has(LIST) && self.is_frozen()).then(|| NonNull::new(self.pointer().cast())).flatten()
     }
 
-    /// Builds the live word for these entries; a list is allocated where there are two or more.
-    fn of(entries: &[Entry<T>]) -> Self {
-        match entries {
-            [] => Self::EMPTY,
-            [only] => Self::one(only.element),
-            many => Self::list(List::new((), many.len(), |i| many[i])),
+    /// Builds the live word for `len` entries; a list is allocated where there are two or more.
+    fn of(len: usize, entry: impl Fn(usize) -> Entry<T>) -> Self {
+        match len {
+            0 => Self::EMPTY,
+            1 => Self::one(entry(0).element),
+            _ => Self::list(List::new(len, entry)),
         }
-    }
-}
-
-impl<T: Linked> Entry<T> {
-    /// # Safety
-    /// The element is alive.
-    unsafe fn new(element: NonNull<T>) -> Self {
-        // SAFETY: by contract.
-        Self { hash: top(unsafe { element.as_ref() }.hash()), element }
     }
 }
 
@@ -182,17 +166,18 @@ impl<T: Linked> Word<T> {
     /// The word is live, was read (or may be dereferenced, INV-table-2) under a pin that lasts for `'g`.
     #[inline]
     pub(super) unsafe fn find<'g>(self, hash: u64, eq: &mut impl FnMut(&T) -> bool) -> Option<&'g T> {
+        let mut is_wanted = |element: &T| top(element.hash()) == top(hash) && eq(element);
         if let Some(only) = self.only() {
             // SAFETY: by contract: linked when the word was read, so not freed under the pin.
             let only = unsafe { only.as_ref() };
-            return (top(only.hash()) == top(hash) && eq(only)).then_some(only);
+            return is_wanted(only).then_some(only);
         }
         // SAFETY: by contract.
-        for entry in unsafe { self.many() } {
-            if entry.hash == top(hash) {
+        for entry in unsafe { self.many() }.iter() {
+            if entry.fingerprint == fingerprint(hash) {
                 // SAFETY: as above.
                 let element = unsafe { entry.element.as_ref() };
-                if eq(element) {
+                if is_wanted(element) {
                     return Some(element);
                 }
             }
@@ -218,20 +203,16 @@ impl<T: Linked> Word<T> {
     /// # Safety
     /// As for `find`; `new` is alive.
     pub(super) unsafe fn with(self, new: NonNull<T>) -> Self {
-        // SAFETY: by contract, the new one and those that are there.
-        let entry = |element| unsafe { Entry::new(element) };
+        // SAFETY: by contract.
+        let new = unsafe { Entry::new(new) };
         if let Some(only) = self.only() {
-            let both = [entry(only), entry(new)];
-            return Self::list(List::new((), 2, |i| both[i]));
+            // SAFETY: by contract: linked when the word was read, so not freed under the pin.
+            let both = [unsafe { Entry::new(only) }, new];
+            return Self::of(2, |i| both[i]);
         }
         // SAFETY: by contract.
-        match unsafe { self.many() } {
-            [] => Self::one(new),
-            many => {
-                let new = entry(new);
-                Self::list(List::new((), many.len() + 1, |i| many.get(i).copied().unwrap_or(new)))
-            }
-        }
+        let many = unsafe { self.many() };
+        Self::of(many.len() + 1, |i| if i < many.len() { many.at(i) } else { new })
     }
 
     /// The word without `old`, and the pointer to it that was linked; `None` if it does not lead to it. Nothing is freed.
@@ -246,11 +227,8 @@ impl<T: Linked> Word<T> {
         // SAFETY: by contract.
         let many = unsafe { self.many() };
         let gap = many.iter().position(|entry| is_old(entry.element))?;
-        let word = match many {
-            [a, b] => Self::one(if gap == 0 { b.element } else { a.element }),
-            _ => Self::list(List::new((), many.len() - 1, |i| many[i + usize::from(i >= gap)])),
-        };
-        Some((word, many[gap].element))
+        let word = Self::of(many.len() - 1, |i| many.at(i + usize::from(i >= gap)));
+        Some((word, many.at(gap).element))
     }
 
     /// The frozen word that this live word becomes; `goes_high` decides by the hash.
@@ -265,12 +243,13 @@ impl<T: Linked> Word<T> {
         }
         // SAFETY: by contract.
         let many = unsafe { self.many() };
-        if many.is_empty() {
+        if many.len() == 0 {
             return Self::tagged(null_mut(), FROZEN);
         }
-        let (high, low): (Vec<_>, Vec<_>) =
-            many.iter().partition(|entry| goes_high(u64::from(entry.hash) << 32));
-        let halves = [Self::of(&low), Self::of(&high)];
+        // SAFETY: as for `only`: whatever a live word leads to, list or not, was linked when the word was read.
+        let is_high = |entry: &Entry<T>| goes_high(unsafe { entry.element.as_ref() }.hash());
+        let (high, low): (Vec<_>, Vec<_>) = many.iter().partition(is_high);
+        let halves = [Self::of(low.len(), |i| low[i]), Self::of(high.len(), |i| high[i])];
         Self::tagged(Box::into_raw(Box::new(Split { halves })).cast(), FROZEN | LIST)
     }
 
