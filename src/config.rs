@@ -268,7 +268,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// Where background refreshes run. Default: a keeper of the cache's own, up to four threads that are started when
-    /// the first refresh is due.
+    /// the first refresh is due, and one that sweeps, started when the first value with a deadline is stored. With an executor
+    /// there is no keeper, and nobody sweeps a cache that is not written to.
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.executor = Some(Arc::new(executor));
         self

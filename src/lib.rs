@@ -9,6 +9,7 @@
 //! - [What a look-up does](#what-a-look-up-does)
 //! - [Failure](#failure)
 //! - [Freshness](#freshness)
+//! - [Eviction](#eviction)
 //! - [Consistency](#consistency)
 //! - [Progress](#progress)
 //! - [Memory](#memory)
@@ -78,6 +79,32 @@
 //! entry. Serving stale values while one refresh runs is `stale-while-revalidate`, and grace is `stale-if-error`, both of
 //! RFC 5861.
 //!
+//! # Eviction
+//! A [`max_capacity`](CacheBuilder::max_capacity) bounds the number of entries, or with a [`weigher`](CacheBuilder::weigher)
+//! their weight, over all shards together: an entry of half the capacity fits, and so do as many entries of weight one as the
+//! capacity says. [`set_capacity`](Cache::set_capacity) changes it while the cache is in use.
+//!
+//! New keys enter a small queue. The oldest slot there moves to the main queue if it is asked for more often than what the
+//! main queue would drop, and goes otherwise; a slot of the main queue that has been used since it was looked at goes round
+//! again. A sketch counts misses, a ghost remembers the keys that were dropped, and from those that come back the cache learns
+//! how long the small queue is to be. A hit notes no more than two bits in its own slot, and only until they are set. Sources:
+//! S3-FIFO (Yang and others, SOSP 2023), ARC (Megiddo and Modha, FAST 2003), LIRS (Jiang and Zhang, SIGMETRICS 2002), TinyLFU
+//! (Einziger, Friedman and Manes, 2017).
+//!
+//! - Whoever stores an entry drops what has to go for it, before. So the cache is over its capacity by one entry for each thread
+//!   that is storing one just then, at most.
+//! - What was loaded or inserted is in the cache afterwards: nothing refuses a new entry for an old one. The exception is an
+//!   entry that weighs more than the whole capacity: its callers get it, and it is not stored
+//!   ([`Stats::oversized`]).
+//! - What has expired goes before anything else where the two are met, and costs no other entry its place.
+//! - An entry whose value is being loaded is not dropped. So that something always can be, stale values are refreshed only
+//!   while fewer than an eighth of the entries (but at least eight) are; beyond that they are served stale.
+//! - A remembered failure of a key that has no value weighs one.
+//!
+//! An [`eviction_listener`](CacheBuilder::eviction_listener) is told of each value that leaves, once, and of the
+//! [cause](RemovalCause): not of a value that is renewed (`expire`, [`Loaded::not_modified`]), of one that was refused, or of
+//! those that go with the whole cache.
+//!
 //! # Consistency
 //! Writes are linearizable per key with each other and with loads: each is one compare-and-swap of the key's slot. A load
 //! that began before an `insert`, `remove`, `invalidate`, `invalidate_all`, `retain`, `expire` or `compute` of the key
@@ -91,8 +118,8 @@
 //! | method | guarantee |
 //! |---|---|
 //! | `get`, `read`, `peek`, `contains_key`, `Pinned::get` | lock-free; no retry unless another thread removed or moved the entry just then |
-//! | `insert`, `remove`, `invalidate`, `expire`, eviction of what has expired, growth | lock-free; see below for growth |
-//! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks` | lock-free, over all buckets |
+//! | `insert`, `remove`, `invalidate`, `expire`, eviction, growth | lock-free; see below for growth |
+//! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks`, `set_capacity` | lock-free, over all buckets, or all entries that have to go |
 //! | `get_with` and its kin, on a hit | as `get` |
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
 //! | `compute` | waits for loads of its key, up to their leases |
@@ -107,32 +134,47 @@
 //! process-wide collector, and the waking of one flight's waiters, who share a small mutex with whoever is just about to
 //! wait for the same flight.
 //!
+//! The first value that is stored with a deadline starts a thread, the keeper's, unless an executor is given or the clock is
+//! moved by hand.
+//!
 //! In the steady state a hit stores nothing that another core reads. It writes the thread's own epoch record (when pinning
-//! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Two
+//! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Three
 //! exceptions: [`get`](Cache::get) clones the value, and cloning an `Arc` increments its shared count
-//! ([`read`](Cache::read) and [`Pinned::get`] do not clone); and with a [`time_to_idle`](CacheBuilder::time_to_idle) the
-//! first hit of a clock tick notes the time. A hit allocates nothing.
+//! ([`read`](Cache::read) and [`Pinned::get`] do not clone); in a cache with a capacity the first two hits of an entry
+//! since the eviction policy looked at it note that; and with a [`time_to_idle`](CacheBuilder::time_to_idle) the first hit of
+//! a clock tick notes the time. A hit allocates nothing.
 //!
 //! # Memory
 //! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
 //! lock-freedom*, 2004), in a collector of quell's own, so that other crates' pins do not hold it. Each thread collects
-//! what it retires in bags of 64 and hands full ones over; every 128th pin of a thread frees some of those that are two epochs
-//! old. So a few hundred removed values can outlive their removal for a while; [`run_pending_tasks`](Cache::run_pending_tasks)
-//! and dropping the last handle hand this thread's bag over and free what no pin holds. Values retired by another thread that
-//! has gone idle wait until it uses quell again, or ends. A [`Pinned`] that lives long holds everything up; one that is leaked
-//! is sound, stops reclamation, and in debug builds makes the thread's later loads panic.
+//! what it retires in bags of 64. It hands its bag over and frees what may go when it has retired more than 64 KiB of entries
+//! since it last did, and with the first operation that retires something in each tick of 4 ms. What is retired may go three
+//! such steps later, of whichever threads. So behind a thread that goes on, no more waits than it has retired in a few ticks, or
+//! some hundred KiB (without what keys and values own on the heap); [`Stats::unreclaimed`] shows how much. Values retired
+//! by a thread that has then gone idle, at most one bag, wait until it uses quell again, or ends;
+//! [`run_pending_tasks`](Cache::run_pending_tasks) and dropping the last handle hand the calling thread's bag over and free what
+//! no pin holds. A [`Pinned`] that lives long holds everything up; one that is leaked is sound, stops reclamation, and in debug
+//! builds makes the thread's later loads panic. The first value of an entry that is removed while its key is being loaded goes
+//! when that load ends.
 //!
-//! Values that have expired go when they are met, by a sweep of four buckets per write (a whole lap within about half as
-//! many writes as there are entries), and by `run_pending_tasks`. Dropping the
-//! last handle drops all values at once, unless a load is still running: then when it ends. An entry of `u64` to `u64`
-//! takes 64 bytes, and 15 to 21 for its share of the table (32 while it grows); an `initial_capacity` that is not used
-//! takes 8 to 16 for each entry that is not there.
+//! Values that have expired go when they are met: by a read of them, by a sweep of four buckets per write (a whole lap within
+//! about half as many writes as there are entries), at the old end of an eviction queue, by `run_pending_tasks`, and by the
+//! keeper, which walks over all entries once a second or, where they are many, in about ten seconds for a million: no dead entry
+//! lingers for longer than two such walks. (There is no keeper where an executor is given, or where the clock is moved by hand.)
+//! Dropping the last handle drops all values at once, unless a load is still running, then when it ends, or the keeper is just
+//! looking at a few buckets, then after those.
+//!
+//! An entry of `u64` to `u64` takes 56 bytes, and 15 to 21 for its share of the table (32 while it grows); with a capacity
+//! 8 for its place in a queue, and 8 for each entry of the capacity for the sketch and the ghost. With a `time_to_idle` 8 are
+//! added, and a value that has replaced another in its entry has a box of its own. An `initial_capacity` that is not used takes
+//! 8 to 16 for each entry that is not there.
 //!
 //! # User code
 //! | code | thread | holds | may use the cache | a panic |
 //! |---|---|---|---|---|
 //! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
-//! | [`Expiry`], `fallback` | the caller's; for a load, the leader's | nothing | yes | as a loader's |
+//! | [`Expiry`], `weigher`, `fallback` | the caller's; for a load, the leader's | nothing | yes | as a loader's |
+//! | `eviction_listener` | the one that took the value out, the keeper's included | nothing | yes | caught and counted ([`Stats::listener_panics`]) |
 //! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
 //! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
 //! | `ToOwned` of keys, `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
@@ -141,7 +183,9 @@
 //!
 //! # Limits, and when to use something else
 //! - One process. Ten processes load a key ten times.
-//! - This version has no bound on the number of entries and no async front-end.
+//! - This version has no async front-end.
+//! - A miss costs more than in a cache that moves its entries about in a slab of its own: each entry is an allocation, and
+//!   reclaimed by epochs. What misses mostly, and is cheap to load, is better served by such a one.
 //! - If entries never expire and never miss at the same time, a plain concurrent map is smaller and as fast.
 //! - If a value must never be stale, do not cache it.
 

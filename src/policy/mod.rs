@@ -27,6 +27,8 @@ mod decide;
 mod ghost;
 mod mark;
 mod sketch;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub(crate) use mark::{Mark, MarkWord, Place};
 
