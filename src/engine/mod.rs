@@ -83,6 +83,16 @@ pub(crate) struct Hit<'g, V> {
     pub(crate) stage: Stage,
 }
 
+/// What is seen of a key at first.
+pub(crate) enum Glance<'g, V> {
+    /// A value that is fresh, and nothing else to note.
+    Fresh(&'g V),
+    /// There is no slot.
+    Nothing,
+    /// More than a glance is needed.
+    Unclear,
+}
+
 /// Why a read has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nothing {
@@ -331,7 +341,6 @@ impl<K, V, S> Core<K, V, S> {
     }
 
     /// Counts a read, which never loads, on the caller's number.
-    #[inline(always)]
     pub(crate) fn count_read(&self, read: &Result<Hit<'_, V>, Nothing>, number: usize) {
         self.counters.add_on(number, read.as_ref().map_or(Count::Misses, |hit| Count::of_hit(hit.stage)));
     }
@@ -423,56 +432,36 @@ where
         }
     }
 
-    /// The value of a key, if it may be served. `used` notes the use where idle time counts.
+    /// What is seen of a key at first: all that most reads need. Notes a hit.
     #[inline(always)]
-    pub(crate) fn read<'g, Q>(
-        &'g self,
-        key: &Q,
-        hash: u64,
-        used: bool,
-        guard: &'g Guard,
-    ) -> Result<Hit<'g, V>, Nothing>
+    pub(crate) fn glance<'g, Q>(&'g self, key: &Q, hash: u64, guard: &'g Guard) -> Glance<'g, V>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        let Some(slot) = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard) else {
-            return Err(Nothing::There);
-        };
-        match self.simply_fresh(slot, used, guard) {
-            Some(cell) => Ok(Hit { cell, stage: Stage::Fresh }),
-            None => self.read_any(key, hash, used, guard),
+        match self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard) {
+            Some(slot) => match self.simply_fresh(slot, guard) {
+                Some(cell) => {
+                    slot.mark().hit();
+                    Glance::Fresh(&cell.value)
+                }
+                None => Glance::Unclear,
+            },
+            None => Glance::Nothing,
         }
-    }
-
-    /// The value of a key, if it is simply fresh: the common case of every call that may load.
-    #[inline(always)]
-    pub(crate) fn read_fresh<'g, Q>(&'g self, key: &Q, hash: u64, guard: &'g Guard) -> Option<&'g V>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        let slot = self.shard(hash).table.find(hash, |slot| slot.key().borrow() == key, guard)?;
-        self.simply_fresh(slot, true, guard).map(|cell| &cell.value)
     }
 
     /// A slot's value, if it is fresh and nothing needs to be noted.
     #[inline(always)]
-    fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, used: bool, guard: &'g Guard) -> Option<&'g Cell<V>> {
+    fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, guard: &'g Guard) -> Option<&'g Cell<V>> {
         let cell = slot.ready_cell(guard)?;
         let fresh = cell.times.are_fresh(|| self.time.now());
-        if !fresh || self.settings.time_to_idle.is_some() {
-            return None;
-        }
-        if used {
-            slot.mark().hit();
-        }
-        Some(cell)
+        (fresh && !self.idles()).then_some(cell)
     }
 
-    /// `read` of whatever is not simply fresh.
+    /// The value of a key, if it may be served. `used` notes that it is used.
     #[inline(never)]
-    fn read_any<'g, Q>(
+    pub(crate) fn read<'g, Q>(
         &'g self,
         key: &Q,
         hash: u64,

@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::clock::Moment;
-use crate::engine::{Accept, Demand, Fetched, Lease, Lookup, Published, QueuedLease, Start, source_fence};
+use crate::engine::{Accept, Demand, Fetched, Glance, Lease, Lookup, Published, QueuedLease, Start, source_fence};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::executor::Job;
 use crate::flight::cycle::{self, Cycle, graph};
@@ -276,7 +276,7 @@ where
     {
         let hash = self.core.hash(key);
         let (guard, number) = pin_numbered();
-        let value = self.core.read_fresh(key, hash, &guard)?;
+        let Glance::Fresh(value) = self.core.glance(key, hash, &guard) else { return None };
         self.core.counters.add_on(number, Count::Hits);
         Some(value.clone())
     }

@@ -15,12 +15,12 @@ pub use pinned::Pinned;
 
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
-use crate::engine::{Core, Nothing, upkeep};
+use crate::engine::{Core, Glance, Nothing, upkeep};
 use crate::error::BuildError;
 use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
-use crate::observe::{InFlight, Stats};
-use crate::primitive::epoch::{pin, pin_numbered};
+use crate::observe::{Count, InFlight, Stats};
+use crate::primitive::epoch::{Guard, pin, pin_numbered};
 use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::fmt;
@@ -174,16 +174,42 @@ where
     {
         let hash = self.core.hash(key);
         let (guard, number) = pin_numbered();
-        let found = self.core.read(key, hash, true, &guard);
-        self.core.count_read(&found, number);
-        match found {
-            Ok(hit) => Some(read(&hit.cell.value)),
-            Err(nothing) => {
-                drop(guard);
-                self.reap_if(nothing, key, hash);
+        match self.core.glance(key, hash, &guard) {
+            Glance::Fresh(value) => {
+                self.core.counters.add_on(number, Count::Hits);
+                Some(read(value))
+            }
+            Glance::Nothing => {
+                self.core.counters.add_on(number, Count::Misses);
                 None
             }
+            Glance::Unclear => self.read_closely(key, hash, read, guard, number),
         }
+    }
+
+    /// `read` of what needs more than a glance.
+    #[inline(never)]
+    fn read_closely<Q, R>(
+        &self,
+        key: &Q,
+        hash: u64,
+        read: impl FnOnce(&V) -> R,
+        guard: Guard,
+        number: usize,
+    ) -> Option<R>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let found = self.core.read(key, hash, true, &guard);
+        self.core.count_read(&found, number);
+        let nothing = match found {
+            Ok(hit) => return Some(read(&hit.cell.value)),
+            Err(nothing) => nothing,
+        };
+        drop(guard);
+        self.reap_if(nothing, key, hash);
+        None
     }
 
     /// The value of `key`, fresh or stale; neither counted, nor noted as a use. Lock-free.

@@ -1,7 +1,9 @@
 //! A pin that lasts over several reads and hands out references.
 
 use super::Cache;
+use crate::engine::Glance;
 use crate::hash::DefaultHashBuilder;
+use crate::observe::Count;
 use crate::primitive::epoch::{Guard, number, pin};
 use crate::primitive::thread::{pinned_begins, pinned_ends};
 use std::borrow::Borrow;
@@ -38,8 +40,14 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hit = self.cache.core.read(key, self.cache.core.hash(key), true, &self.guard);
-        self.cache.core.count_read(&hit, number());
+        let core = &self.cache.core;
+        let hash = core.hash(key);
+        if let Glance::Fresh(value) = core.glance(key, hash, &self.guard) {
+            core.counters.add_on(number(), Count::Hits);
+            return Some(value);
+        }
+        let hit = core.read(key, hash, true, &self.guard);
+        core.count_read(&hit, number());
         // What has expired stays for others to take out: nobody is told of it under a pin.
         hit.ok().map(|hit| &hit.cell.value)
     }
