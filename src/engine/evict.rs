@@ -4,10 +4,10 @@
 //! sum is never below the truth. Whoever stores something makes the room for it first, and lets it into a queue after: nobody
 //! evicts what it has just stored, and the cache is over its capacity by one entry for each thread that is storing one, at most.
 
-use super::{Core, Stay};
+use super::{Core, Stay, contained};
 use crate::freshness::Stage;
 use crate::observe::{Count, RemovalCause};
-use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing};
+use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing, UNBOUNDED};
 use crate::primitive::atomic::{Ordering, fence};
 use crate::primitive::epoch::pin;
 use crate::slot::{Next, Slot, State, USUAL_WEIGHT};
@@ -81,11 +81,18 @@ impl Drop for Charge<'_, '_> {
 }
 
 /// The slots of a cache, seen under one pin.
-struct Seen<'g, 'c, K, V, S> {
+pub(super) struct Seen<'g, 'c, K, V, S> {
     core: &'g Core<K, V, S>,
     stay: &'g Stay<'c, K, V, S>,
     /// Must stay: the caller has just put something into it.
     spared: Option<&'g Slot<K, V>>,
+}
+
+impl<K, V, S> Seen<'_, '_, K, V, S> {
+    fn is_in_use(&self, slot: &Slot<K, V>) -> bool {
+        let spared = self.spared.is_some_and(|spared| std::ptr::eq(spared, slot));
+        spared || matches!(slot.load(self.stay), State::Loading(_))
+    }
 }
 
 impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
@@ -93,7 +100,14 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
 
     fn find(&self, item: Item) -> Option<&'g Slot<K, V>> {
         let hash = u64::from(item.hash()) << 32;
-        self.core.shard(hash).table.find(hash, |slot| item.means(slot.mark().load()), self.stay)
+        let table = &self.core.shard(hash).table;
+        let meant = |slot: &Slot<K, V>| item.means(slot.mark().load());
+        let slot = table.find(hash, meant, self.stay)?;
+        if !self.is_in_use(slot) {
+            return Some(slot);
+        }
+        // Slots of the same hash and ticket stand for each other: one that is in use must not hide another one.
+        table.find(hash, |slot| meant(slot) && !self.is_in_use(slot), self.stay).or(Some(slot))
     }
 
     fn mark(&self, slot: &'g Slot<K, V>) -> &MarkWord {
@@ -111,10 +125,9 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
 
     fn standing(&self, slot: &'g Slot<K, V>) -> Standing {
         match slot.load(self.stay) {
-            _ if self.spared.is_some_and(|spared| std::ptr::eq(spared, slot)) => Standing::InUse,
-            State::Loading(_) => Standing::InUse,
+            _ if self.is_in_use(slot) => Standing::InUse,
             State::Ready(held) if self.core.is_spent_by_now(slot, held) => Standing::Spent,
-            State::Ready(_) | State::Dead => Standing::Free,
+            _ => Standing::Free,
         }
     }
 
@@ -123,24 +136,33 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
             state @ State::Ready(_) => {
                 self.core.swing(slot, state, Next::Dead, Some(RemovalCause::Size), self.stay).is_ok()
             }
-            State::Loading(_) | State::Dead => false,
+            State::Loading(_) => false,
+            State::Dead => {
+                // Whoever killed it may be suspended, and until it has left it comes back to be dropped again and again.
+                self.core.policy.leave(slot.mark(), slot.half_hash());
+                false
+            }
         }
     }
 }
 
 impl<K, V, S> Core<K, V, S> {
-    fn seen<'g, 'c>(&'g self, stay: &'g Stay<'c, K, V, S>) -> Seen<'g, 'c, K, V, S> {
+    pub(super) fn seen<'g, 'c>(&'g self, stay: &'g Stay<'c, K, V, S>) -> Seen<'g, 'c, K, V, S> {
         Seen { core: self, stay, spared: None }
     }
 
     /// Whether an entry of this weight can be in the cache at all. Counts one that can't.
     pub(crate) fn admits(&self, weight: u32) -> bool {
         let capacity = self.policy.capacity();
-        let fits = capacity > 0 && u64::from(weight) <= capacity;
+        let fits = Self::fits(capacity, weight);
         if !fits {
             self.counters.add(Count::Oversized);
         }
         fits
+    }
+
+    fn fits(capacity: u64, weight: u32) -> bool {
+        capacity > 0 && u64::from(weight) <= capacity
     }
 
     /// What an entry weighs. The weigher is user code.
@@ -151,8 +173,8 @@ impl<K, V, S> Core<K, V, S> {
     /// Whether one more refresh may begin. What is loading can't be evicted, so only an eighth may be.
     pub(super) fn may_refresh(&self) -> bool {
         // Relaxed: a limit.
-        let refreshing = self.refreshing.0.load(Ordering::Relaxed);
-        !self.policy.is_bounded() || refreshing < (self.values() / 8).max(FEW_REFRESHES)
+        let refreshing = self.refreshing.0.load(Ordering::Relaxed).cast_signed();
+        !self.policy.is_bounded() || refreshing < (self.values() / 8).max(FEW_REFRESHES).cast_signed()
     }
 
     /// Something is about to be stored: makes room for `more` weight. `slot` is where, if it is there already; it is spared.
@@ -184,10 +206,10 @@ impl<K, V, S> Core<K, V, S> {
         mark: Option<Mark>,
         stay: &'g Stay<'_, K, V, S>,
     ) {
-        match mark {
-            Some(mark) => self.policy.entered(&self.seen(stay), mark, slot.half_hash(), stay),
-            None => self.stored(slot, None, stay),
+        if let Some(mark) = mark {
+            self.policy.entered(&self.seen(stay), mark, slot.half_hash(), stay);
         }
+        self.stored(slot, None, stay);
     }
 
     /// Something has been put into a slot: sees to it that the policy knows it.
@@ -197,13 +219,11 @@ impl<K, V, S> Core<K, V, S> {
         admission: Option<Admission>,
         stay: &'g Stay<'_, K, V, S>,
     ) {
+        // SeqCst: what has been stored before the looks at the capacity; pairs with the fence in `set_capacity`, which sets
+        // the capacity before it looks for slots that are in no queue, or are too heavy now. One of the two sees the other.
+        fence(Ordering::SeqCst);
         if !self.policy.is_bounded() {
-            // SeqCst: the link of the slot before the look at the capacity; pairs with the fence in `set_capacity`, which
-            // sets the capacity before it looks for slots that are in no queue. One of the two sees the other.
-            fence(Ordering::SeqCst);
-            if !self.policy.is_bounded() {
-                return;
-            }
+            return;
         }
         let hash = slot.half_hash();
         let weight = || slot.weight_of(slot.load(stay).held());
@@ -213,6 +233,10 @@ impl<K, V, S> Core<K, V, S> {
             self.policy.enter(&seen, slot.mark(), self.policy.mark(admission, weight()), hash, stay);
         }
         self.policy.reweigh(slot.mark(), hash, weight);
+        // The capacity may have been lowered since this was admitted, and nobody else comes by to drop it.
+        if !Self::fits(self.policy.capacity(), weight()) {
+            self.seen(stay).evict(slot);
+        }
     }
 
     /// Drops what is too much, a batch under each pin.
@@ -227,15 +251,15 @@ impl<K, V, S> Core<K, V, S> {
 
     /// Sets the capacity, and drops what is too much.
     pub(crate) fn set_capacity(&self, capacity: u64) {
-        let was_bounded = self.policy.is_bounded();
-        self.policy.set_capacity(capacity);
+        let was_bounded = self.policy.set_capacity(capacity) != UNBOUNDED;
         // SeqCst: pairs with the fence in `stored`.
         fence(Ordering::SeqCst);
-        if !was_bounded && self.policy.is_bounded() {
+        if !was_bounded && capacity != UNBOUNDED {
             self.each_bucket(|shard, at| {
                 let stay = self.stay(pin());
+                // What is there beside a load enters too: the load may end without storing anything.
                 let enter = |slot| {
-                    if matches!(Slot::load(slot, &stay), State::Ready(_)) {
+                    if !Slot::load(slot, &stay).held().is_nothing() {
                         self.stored(slot, None, &stay);
                     }
                 };
@@ -260,9 +284,7 @@ impl<K, V, S> Core<K, V, S> {
         state: State<'_, K, V>,
         cause: RemovalCause,
     ) -> RemovalCause {
-        match state.held().cell() {
-            Some(cell) if self.stage(slot, cell, false) > Stage::Stale => RemovalCause::Expired,
-            _ => cause,
-        }
+        let expired = |cell| contained(|| self.stage(slot, cell, false) > Stage::Stale).unwrap_or(false);
+        if state.held().cell().is_some_and(expired) { RemovalCause::Expired } else { cause }
     }
 }

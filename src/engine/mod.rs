@@ -6,6 +6,7 @@
 //!
 //! Every function here takes the caller's pin as a `&Guard`.
 
+mod audit;
 mod evict;
 mod lease;
 mod lookup;
@@ -40,6 +41,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// How many buckets a write sweeps: half a cache line of them. There are one to two buckets to an entry, so a lap is done
@@ -65,7 +67,8 @@ pub(crate) struct Core<K, V, S> {
     hasher: S,
     shards: Box<[Shard<K, V>]>,
     policy: Policy,
-    /// Loads under way that are to replace something, and keep it from being evicted.
+    /// Loads under way that are to replace something, and keep it from being evicted. A change counts a moment after its
+    /// CAS, so this may wrap below zero.
     refreshing: Padded<AtomicUsize>,
     flights: Registry<Flight<K, V>>,
     /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
@@ -76,6 +79,13 @@ pub(crate) struct Core<K, V, S> {
 
 /// A key's slot, and its state.
 type Found<'g, K, V> = (&'g Slot<K, V>, State<'g, K, V>);
+
+/// Asks the clock, which may be user code, in the middle of the bookkeeping: if it panics, that must go on. Whoever needs the
+/// time for an answer asks by himself, and the panic is his.
+fn contained<R>(ask: impl FnOnce() -> R) -> Option<R> {
+    // The payload's destructor is user code too.
+    catch_unwind(AssertUnwindSafe(ask)).map_err(std::mem::forget).ok()
+}
 
 /// A value that may be served at once.
 pub(crate) struct Hit<'g, V> {
@@ -267,7 +277,7 @@ impl<K, V, S> Core<K, V, S> {
     fn is_spent_by_now(&self, slot: &Slot<K, V>, held: Held<'_, V>) -> bool {
         // Relaxed: see `times`.
         let may_end = self.mortal.load(Ordering::Relaxed) || held.record().is_some();
-        may_end && self.is_spent(slot, held, self.time.now())
+        may_end && contained(|| self.time.now()).is_some_and(|now| self.is_spent(slot, held, now))
     }
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
@@ -283,7 +293,7 @@ impl<K, V, S> Core<K, V, S> {
         }
         // Relaxed: several threads may sweep the same buckets, which does no harm.
         let mut at = shard.sweep.load(Ordering::Relaxed);
-        let now = self.time.now();
+        let Some(now) = contained(|| self.time.now()) else { return };
         for _ in 0..SWEPT {
             at = self.sweep(shard, at, now, stay).unwrap_or(0);
         }
@@ -511,6 +521,9 @@ where
 
 impl<K, V, S> Drop for Core<K, V, S> {
     fn drop(&mut self) {
+        if cfg!(debug_assertions) && !std::thread::panicking() {
+            self.audit();
+        }
         for shard in &mut self.shards {
             bury_all(&mut shard.table);
         }

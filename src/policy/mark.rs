@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 2 | place: `Out`, `Small`, `Main`, `Gone` | see below |
 //! | 2 | uses, 0 to 2: hits since it was last looked at | a hit raises it, the policy lowers it |
-//! | 12 | ticket: which life of the slot an element of a queue means | once, by `enter` |
+//! | 12 | ticket: which life of the slot an element of a queue means, see [`ticket_of`] | once, by `enter` |
 //! | 16 | stamp: when it entered, or was last kept | the policy |
 //! | 32 | weight, as the lengths of the queues know it | `enter`, `reweigh` |
 //!
@@ -12,7 +12,7 @@
 //!   Out ── enter ──► Small ── promote ──► Main          any ── leave ──► Gone (terminal)
 //!    └───────────── enter ────────────────►┘
 //! ```
-//! - `INV-mark-1`: a slot has one element in the queues while its place is `Small` or `Main`, or the element is in the
+//! - `INV-mark-1`: a slot has one element in the queues or in a candidate's register while its place is `Small` or `Main`, or the element is in the
 //!   hands of one thread: only the winner of `enter` makes one, and whoever takes it out either puts it back, or finds
 //!   that the slot has left.
 //! - `INV-mark-2`: the length of the small queue changes only with a change of place or weight, by whoever makes it.
@@ -31,6 +31,13 @@ const TICKET: u64 = (TICKETS - 1) << TICKET_AT;
 const STAMP_AT: u32 = 16;
 const STAMP: u64 = 0xffff << STAMP_AT;
 const WEIGHT_AT: u32 = 32;
+
+/// The ticket of a slot that enters at this count of misses. All bits of the count matter, the upper ones too: where all
+/// weights are multiples of a power of two, the lower ones never change, and a new life of a key would be taken for the one
+/// before.
+fn ticket_of(clock: u64) -> u64 {
+    clock.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TICKETS.trailing_zeros())
+}
 
 /// Where a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +61,10 @@ impl Place {
 pub(crate) struct Mark(u64);
 
 impl Mark {
-    pub(super) fn new(place: Place, ticket: u64, stamp: u16, weight: u32) -> Self {
+    pub(super) fn new(place: Place, clock: u64, stamp: u16, weight: u32) -> Self {
         Self(
             place as u64
-                | (ticket % TICKETS) << TICKET_AT
+                | ticket_of(clock) << TICKET_AT
                 | u64::from(stamp) << STAMP_AT
                 | u64::from(weight) << WEIGHT_AT,
         )
@@ -127,7 +134,8 @@ impl MarkWord {
 
     #[inline]
     pub(crate) fn load(&self) -> Mark {
-        // Relaxed: who acts on it does so by a CAS; what it says about the slot is published by the queue.
+        // Relaxed: who acts on it does so by a CAS; what it says about the slot is published by the queue, or by
+        // the candidate's register.
         Mark(self.0.load(Ordering::Relaxed))
     }
 
@@ -149,8 +157,16 @@ impl MarkWord {
 
     /// Moves the mark from exactly what was seen.
     pub(super) fn replace(&self, seen: Mark, new: Mark) -> bool {
-        // Relaxed: as in `load`.
-        self.0.compare_exchange(seen.0, new.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        // Release: what the slot weighed when its weight was noted; pairs with the Acquire in `weighed`. All else as in
+        // `load`.
+        self.0.compare_exchange(seen.0, new.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// The mark, for one who is to note what the slot weighs now.
+    pub(super) fn weighed(&self) -> Mark {
+        // Acquire: whoever sees a weight sees the value that it was noted for, or a later one, and does not put an older
+        // weight in its place; pairs with the Release in `replace`.
+        Mark(self.0.load(Ordering::Acquire))
     }
 
     /// Changes the mark as long as `change` wants to. Returns what was there, and `None` if it did not want to.
@@ -176,16 +192,25 @@ mod tests {
 
     #[test]
     fn each_part_has_bits_of_its_own() {
-        let mark = Mark::new(Place::Small, TICKETS + 5, 0xabcd, u32::MAX);
-        assert_eq!((mark.place(), mark.uses(), mark.ticket()), (Place::Small, 0, 5));
+        let mark = Mark::new(Place::Small, 5, 0xabcd, u32::MAX);
+        assert_eq!((mark.place(), mark.uses(), mark.ticket()), (Place::Small, 0, ticket_of(5)));
         assert_eq!((mark.stamp(), mark.weight()), (0xabcd, u32::MAX));
         let changed = mark.with_place(Place::Main).with_uses(2).with_stamp(1).with_weight(7);
-        assert_eq!((changed.place(), changed.uses(), changed.ticket()), (Place::Main, 2, 5));
+        assert_eq!((changed.place(), changed.uses(), changed.ticket()), (Place::Main, 2, ticket_of(5)));
         assert_eq!((changed.stamp(), changed.weight()), (1, 7));
         assert_eq!(
             changed.with_place(Place::Small).with_uses(0).with_stamp(0xabcd).with_weight(u32::MAX),
             mark
         );
+    }
+
+    #[test]
+    fn tickets_differ_whatever_the_weights_are() {
+        for weight in [1, 64, 1 << 12, 1 << 20, 1 << 31] {
+            let tickets: std::collections::HashSet<u64> =
+                (0..64).map(|nth| ticket_of(nth * weight)).collect();
+            assert!(tickets.len() > 60, "{} tickets of 64 at a weight of {weight}", tickets.len());
+        }
     }
 
     #[test]

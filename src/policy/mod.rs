@@ -23,6 +23,7 @@
 //! Sources: S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, SOSP 2023) for the two queues and the ghost, ARC (Megiddo and Modha,
 //! FAST 2003) for the learning, TinyLFU and LIRS as named in the modules.
 
+mod audit;
 mod decide;
 mod ghost;
 mod mark;
@@ -30,11 +31,13 @@ mod sketch;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub(crate) use audit::Audited;
 pub(crate) use mark::{Mark, MarkWord, Place};
 
 use crate::primitive::Padded;
+use crate::primitive::atomic;
 use crate::primitive::epoch::Guard;
-use crate::primitive::plain::{AtomicU64, AtomicUsize, Ordering};
+use crate::primitive::plain::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::primitive::replaceable::Replaceable;
 use crate::primitive::step::step;
 use crate::queue::Queue;
@@ -46,9 +49,9 @@ use sketch::Sketch;
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
 /// Slots that one look at the end of a queue keeps at most, before the next one goes, used or not.
-const KEPT: usize = 32;
+const KEPT: usize = if cfg!(loom) { 2 } else { 32 };
 /// Slots in use that one look passes over, before it gives up; and as many eighths of all slots as may be in use.
-const PASSED: usize = 64;
+const PASSED: usize = if cfg!(loom) { 2 } else { 64 };
 /// Misses in a part between two looks at the number of slots.
 const LOOK: u64 = 64;
 /// Elements that a queue may have whatever the number of slots.
@@ -61,7 +64,7 @@ const PART: u64 = 1024;
 
 /// An element of a queue: names a slot by its hash and the ticket of its life. In a candidate's register it has the slot's
 /// stamp as well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Item(u64);
 
 impl Item {
@@ -140,7 +143,7 @@ pub(crate) trait Slots {
     fn prefetch(&self, item: Item, deep: bool);
 
     /// Takes the slot out of the cache, and reports that to [`Policy::leave`]. `false` if it is in use by now, or has gone
-    /// already.
+    /// already; that it has gone is reported then too, since whoever took it out may not have come to it yet.
     fn evict(&self, slot: Self::Slot) -> bool;
 }
 
@@ -163,7 +166,7 @@ struct Tally {
     /// Increments of the sketch.
     counted: AtomicU64,
     /// The victim of the main queue, once it has been found: an item, or zero. Whoever wants to drop it takes it out first.
-    candidate: AtomicU64,
+    candidate: atomic::AtomicU64,
 }
 
 /// What is remembered of keys. Made anew for twice as many when there are more slots than it was made for.
@@ -182,6 +185,11 @@ impl Memory {
 
     fn new(entries: usize) -> Self {
         Self { entries, sketch: Sketch::new(entries), ghost: Ghost::new(entries) }
+    }
+
+    /// What one for so many slots takes: half a byte for each counter, of which there are eight to a slot, and a trace.
+    fn bytes(entries: usize) -> usize {
+        entries * (4 + size_of::<AtomicU32>())
     }
 }
 
@@ -270,14 +278,15 @@ impl Policy {
         self.capacity() != UNBOUNDED
     }
 
-    /// Sets the limit. The caller makes the room.
-    pub(crate) fn set_capacity(&self, capacity: u64) {
+    /// Sets the limit, and returns what it was. The caller makes the room.
+    pub(crate) fn set_capacity(&self, capacity: u64) -> u64 {
         // Relaxed: a setting.
         let old = self.capacity.swap(capacity, Ordering::Relaxed);
         let target = self.target.load(Ordering::Relaxed);
         let part = if old == UNBOUNDED { 0.0 } else { target as f64 / old.max(1) as f64 };
         let target = Scale::new(capacity).taught((part * capacity as f64) as u64, Lesson::None);
         self.target.store(target, Ordering::Relaxed);
+        old
     }
 
     /// Weight in the cache, and of what is about to come in.
@@ -338,7 +347,7 @@ impl Policy {
         loop {
             match self.memory.get(guard) {
                 Some(memory) => return memory,
-                None => self.memory.replace(None, Memory::new(self.entries(0)), guard),
+                None => self.memory.replace(None, Memory::new(self.entries(0)), 0, guard),
             }
         }
     }
@@ -354,7 +363,8 @@ impl Policy {
         let live = slots.len();
         let (memory, entries) = (self.memory(guard), self.entries(live));
         if live > memory.entries && entries > memory.entries {
-            self.memory.replace(Some(memory), Memory::new(entries), guard);
+            let bytes = Memory::bytes(memory.entries);
+            self.memory.replace(Some(memory), Memory::new(entries), bytes, guard);
         }
         let crowd = 2 * live / self.parts.len() + LEAST_CROWD;
         // Relaxed: a limit. It is written only if it changes much, since all read it.
@@ -407,6 +417,7 @@ impl Policy {
     pub(crate) fn enter<S: Slots>(&self, slots: &S, word: &MarkWord, mark: Mark, hash: u32, guard: &Guard) {
         step();
         if word.change(|seen| (seen.place() == Place::Out).then_some(mark)).is_some() {
+            step();
             self.entered(slots, mark, hash, guard);
         }
     }
@@ -427,11 +438,12 @@ impl Policy {
     /// A slot in a queue holds something else now.
     pub(crate) fn reweigh(&self, mark: &MarkWord, hash: u32, weight: impl Fn() -> u32) {
         loop {
-            let seen = mark.load();
+            let seen = mark.weighed();
             let weight = weight();
             if !seen.is_queued() || seen.weight() == weight {
                 return;
             }
+            step();
             if mark.replace(seen, seen.with_weight(weight)) && seen.place() == Place::Small {
                 self.part(hash).small_grows(weight);
                 self.part(hash).small_shrinks(seen.weight());
@@ -443,6 +455,7 @@ impl Policy {
     /// A slot has been taken out of the cache, whyever. Its element is dropped when somebody comes by it.
     pub(crate) fn leave(&self, mark: &MarkWord, hash: u32) {
         let was = mark.leave();
+        step();
         if was.place() == Place::Small {
             self.part(hash).small_shrinks(was.weight());
         }
@@ -514,10 +527,13 @@ impl Policy {
     ) {
         let moved = slots.mark(oldest.slot).change(|seen| {
             let mark = seen.with_place(Place::Main);
-            (seen.place() == Place::Small).then_some(if afresh { mark.with_uses(0) } else { mark })
+            // Of two slots with the same item, it may be the one that is in the main queue by its place.
+            oldest.item.means(seen).then_some(if afresh { mark.with_uses(0) } else { mark })
         });
         if let Some(was) = moved {
-            part.small_shrinks(was.weight());
+            if was.place() == Place::Small {
+                part.small_shrinks(was.weight());
+            }
             step();
             self.push(slots, &part.main, oldest.item, guard);
         }
@@ -582,8 +598,10 @@ impl Policy {
 
     /// Drops the main queue's victim, which was found in the register.
     fn drop_candidate<S: Slots>(&self, slots: &S, part: &Part, item: Item, guard: &Guard) -> Attempt {
-        // Relaxed: an integer; the slot that it names is found in the table.
-        if part.tally.0.candidate.compare_exchange(item.0, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        step();
+        // Acquire: the slot and its mark, as whoever took the element out of the queue found them, else the slot seems gone
+        // to one who has not seen it enter; pairs with the Release in `candidate`.
+        if part.tally.0.candidate.compare_exchange(item.0, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Attempt::Again;
         }
         step();
@@ -630,7 +648,7 @@ impl Policy {
         let register = &part.tally.0.candidate;
         let mut kept = 0;
         loop {
-            // Relaxed: as in `drop_candidate`.
+            // Relaxed: an integer, of which only the estimate is asked; whoever drops it takes it out first.
             let there = register.load(Ordering::Relaxed);
             if there != 0 {
                 return Candidate::Victim(Item(there));
@@ -646,8 +664,9 @@ impl Policy {
                 continue;
             }
             let item = oldest.item.stamped(oldest.mark);
-            // Relaxed: as above.
-            if register.compare_exchange(0, item.0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            step();
+            // Release: the slot and its mark; pairs with the Acquire in `drop_candidate`. Relaxed failure: as above.
+            if register.compare_exchange(0, item.0, Ordering::Release, Ordering::Relaxed).is_ok() {
                 return Candidate::Victim(item);
             }
             self.push(slots, &part.main, oldest.item, guard);

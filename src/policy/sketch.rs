@@ -47,7 +47,7 @@ impl Sketch {
         let lap = (entries as u64).saturating_mul(LAP).max(LEAST_LAP);
         Self {
             lines: (0..lines).map(|_| Line([const { AtomicU64::new(0) }; LINE])).collect(),
-            stride_shift: (lap / (lines * LINE) as u64).ilog2(),
+            stride_shift: (lap / (lines * LINE) as u64).next_power_of_two().ilog2(),
         }
     }
 

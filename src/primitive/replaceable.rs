@@ -22,8 +22,8 @@ impl<T: Send + Sync> Replaceable<T> {
         unsafe { there.as_ref() }
     }
 
-    /// Puts a value in the place of exactly what was seen; drops it if somebody else was faster.
-    pub(crate) fn replace(&self, seen: Option<&T>, new: T, guard: &Guard) {
+    /// Puts a value in the place of exactly what was seen, which takes `bytes`; drops it if somebody else was faster.
+    pub(crate) fn replace(&self, seen: Option<&T>, new: T, bytes: usize, guard: &Guard) {
         let seen = seen.map_or(null_mut(), |seen| from_ref(seen).cast_mut());
         let new = Box::into_raw(Box::new(new));
         // Release: publishes the value; pairs with the Acquire in `get`. Relaxed failure: nothing is read.
@@ -33,7 +33,7 @@ impl<T: Send + Sync> Replaceable<T> {
                 // SAFETY: INV-replaceable-1: boxed by `replace`, freed once.
                 let free = move || drop(unsafe { Box::from_raw(old) });
                 // SAFETY: INV-replaceable-1: taken out by the CAS.
-                unsafe { retire(guard, size_of::<T>(), free) };
+                unsafe { retire(guard, bytes, free) };
             }
             // SAFETY: boxed above, published to nobody.
             Err(_) => drop(unsafe { Box::from_raw(new) }),

@@ -11,6 +11,7 @@
 //! | `an_abandon_meets_an_insert` | an abandon retires what it leaves in place |
 //! | `a_failure_keeps_what_was_there` | a record forgets its cell, or frees it; a record is freed at once |
 //! | `the_last_share_frees_the_slot` | the shares do not release, or do not acquire |
+//! | `a_removed_value_is_held_without_a_pin`, `a_later_value_that_is_held` | whoever holds a value retires it too, or has no share of its slot; it is freed at once when it is let go |
 
 use super::*;
 use crate::freshness::Times;
@@ -430,4 +431,59 @@ fn the_last_share_frees_the_slot() {
         drop(slot);
         other.join().unwrap();
     });
+}
+
+/// What each thread takes out of the slot, it holds without a pin, reads, and lets go, while others read it under theirs.
+fn a_value_is_held(name: &str, valued: fn(&Census, u64) -> S) {
+    both(name, 3, move |pins| {
+        pins().adopt();
+        let census = Census::default();
+        let slot = valued(&census, 1);
+        let take = |slot: S, next: fn(&Census) -> Next<u8, Value>, census: Census| {
+            let held = {
+                let guard = pin();
+                let mut next = next(&census);
+                loop {
+                    let state = slot.load(&guard);
+                    if matches!(state, State::Dead) {
+                        break None;
+                    }
+                    match slot.swing(state, next, &guard) {
+                        Swing::Won { taken, .. } => break taken.map(Taken::hold),
+                        Swing::Lost(back) => next = back,
+                    }
+                }
+            };
+            // The slot goes with the last of its shares.
+            drop(slot);
+            let removed = held?;
+            assert_eq!(*removed.key(), 7);
+            Some(removed.value().number())
+        };
+        let killer = spawn(pins, {
+            let (slot, census) = (slot.clone(), census.clone());
+            move || take(slot, |_| Next::Dead, census)
+        });
+        let writer = spawn(pins, {
+            let (slot, census) = (slot.clone(), census.clone());
+            move || take(slot, |census| Next::Value(NewCell::boxed(weighed(census, 2))), census)
+        });
+        assert!(matches!(read(&slot), None | Some(1 | 2)));
+        drop(slot);
+        match (killer.join().unwrap(), writer.join().unwrap()) {
+            (Some(1), None) | (Some(2), Some(1)) => {}
+            both => panic!("each value is taken out once, and not {both:?}"),
+        }
+        assert_eq!(census.count(), 0, "values leaked");
+    });
+}
+
+#[test]
+fn a_removed_value_is_held_without_a_pin() {
+    a_value_is_held("a removed value is held without a pin", valued);
+}
+
+#[test]
+fn a_later_value_that_is_held() {
+    a_value_is_held("a later value that is held", boxed);
 }

@@ -2,7 +2,9 @@
 
 use super::Cache;
 use crate::clock::Moment;
-use crate::engine::{Accept, Demand, Fetched, Glance, Lease, Lookup, Published, QueuedLease, Start, source_fence};
+use crate::engine::{
+    Accept, Demand, Fetched, Glance, Lease, Lookup, Published, QueuedLease, Start, source_fence,
+};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::executor::Job;
 use crate::flight::cycle::{self, Cycle, graph};
