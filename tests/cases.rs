@@ -4,13 +4,12 @@
 //! - futures: clean-up after an await, progress needs somebody else's poll, waker replaced during completion, synchronous
 //!   failure before the first await, busy loop starves the runtime, futures too large, task context leaks into joiners;
 //!   the tasks' half of re-entrance and of waiters tied to the leader's life (a panic stands for the abort here);
-//! - eviction: a queued update revives a dead entry, limit not enforced, in-flight entry evicted with capacity 1; the
-//!   weigher's half of user code under a lock and of panic while publishing, capacity 0 and 1;
-//! - an eviction listener: its half of side tables grow and of panic while publishing;
 //! - `load_many`: bulk and single do not share, bulk returns other keys;
-//! - a benchmark, not a test: hits that scale backwards.
+//! - a benchmark, not a test: hits that scale backwards, and the time that the slowest call takes for upkeep (here it is
+//!   counted what one call removes).
 //!
-//! *Protective option not applied* is `tests/settings.rs`, and bytes are counted in `tests/memory.rs`.
+//! *Protective option not applied* is `tests/settings.rs`, and bytes are counted in `tests/memory.rs`. `tests/eviction.rs` has
+//! more on the bound and the listener.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -485,6 +484,42 @@ fn re_entrance_hangs() {
     assert!(cache.in_flight().is_empty());
 }
 
+#[test]
+fn code_of_the_user_under_a_lock_in_a_full_cache() {
+    // As above, with the weigher and the listener, and where each write evicts.
+    let home = Arc::new(OnceLock::new());
+    let cache = Cache::<Meddler, Meddler>::builder()
+        .shards(1)
+        .max_capacity(5)
+        .weigher(|key, value| {
+            key.meddle();
+            value.meddle();
+            value.0 % 3
+        })
+        .eviction_listener(|key, value, _| {
+            key.meddle();
+            value.meddle();
+            assert!(DEPTH.get() > 0 || key == key);
+        })
+        .build();
+    home.set(cache.clone()).unwrap();
+    let key = |n| Meddler(n, Arc::downgrade(&home));
+    for n in 0..40 {
+        cache.insert(key(n), key(n));
+        assert_eq!(cache.get_with(&key(n + 100), || key(n)).0, n);
+        cache.compute(&key(n / 2), |old| Op::Put(old.cloned().unwrap_or(key(n))));
+        let _ = cache.remove(&key(n + 99));
+        assert!(cache.weighted_size() <= 5, "{}", cache.weighted_size());
+    }
+    cache.set_capacity(2);
+    cache.retain(|k, v| k.0.is_multiple_of(2) && v == v);
+    cache.set_capacity(100);
+    cache.invalidate_all();
+    cache.run_pending_tasks();
+    assert_eq!((cache.stats().listener_panics, cache.in_flight().len()), (0, 0));
+    assert!(MEDDLED.get() > 100, "{} calls", MEDDLED.get());
+}
+
 /// A value whose next clone panics on demand.
 #[derive(Debug)]
 struct Fragile(u32, Arc<AtomicBool>);
@@ -520,6 +555,70 @@ fn panic_while_publishing() {
         });
         assert_eq!((cache.get(&1).unwrap().0, cache.in_flight().len()), (2, 0));
     });
+}
+
+#[test]
+fn panic_while_publishing_in_the_weigher_or_the_listener() {
+    // As above, with the two other callbacks that run when a value is stored (bolt#918).
+    for in_weigher in [true, false] {
+        over_shapes(|builder: Builder<u32, u32>| {
+            let armed = Arc::new(AtomicUsize::new(0));
+            let trip = {
+                let armed = armed.clone();
+                move || {
+                    if armed.swap(0, Ordering::SeqCst) > 0 {
+                        quietly(|| panic!("boom")).unwrap_or_else(|p| std::panic::resume_unwind(p));
+                    }
+                }
+            };
+            let (weigher, listener) = (trip.clone(), trip);
+            let cache = builder
+                .max_capacity(1)
+                .weigher(move |_, value| {
+                    if in_weigher {
+                        weigher();
+                    }
+                    u32::from(*value > 0)
+                })
+                .eviction_listener(move |_, _, _| {
+                    if !in_weigher {
+                        listener()
+                    }
+                })
+                .build();
+            // It has to go for what is loaded.
+            cache.insert(7, 7);
+            let gate = Gate::default();
+            thread::scope(|s| {
+                let leader = s.spawn(|| {
+                    quietly(|| {
+                        cache.get_with(&1, || {
+                            gate.pass();
+                            armed.store(1, Ordering::SeqCst);
+                            1
+                        })
+                    })
+                });
+                eventually(|| gate.arrived() == 1);
+                let waiters = crowd(s, 8, |_| cache.get_with(&1, || 2));
+                until_waiting(&cache, 8);
+                gate.open();
+                assert_eq!(leader.join().unwrap().ok(), (!in_weigher).then_some(1));
+                assert_eq!(all(waiters), [if in_weigher { 2 } else { 1 }; 8]);
+            });
+            let stats = cache.stats();
+            assert_eq!(
+                (stats.loader_panics, stats.listener_panics),
+                if in_weigher { (1, 0) } else { (0, 1) }
+            );
+            assert_eq!((stats.in_flight, cache.len(), cache.weighted_size()), (0, 1, 1));
+            armed.store(1, Ordering::SeqCst);
+            let inserts = quietly(|| cache.insert(1, 9));
+            assert_eq!((inserts.is_err(), cache.get(&1).is_some()), (in_weigher, true));
+            assert_eq!(cache.get_with(&3, || 3), 3);
+            assert_eq!((cache.get(&3), cache.len(), cache.weighted_size()), (Some(3), 1, 1));
+        });
+    }
 }
 
 #[test]
@@ -787,7 +886,9 @@ fn stale_load_stored_after_invalidate_by_a_background_refresh() {
         write(&cache);
         gate.open();
         eventually(|| cache.in_flight().is_empty());
-        assert_eq!((cache.get(&1), cache.stats().fenced), (left, 1), "{name}");
+        assert_eq!(cache.get(&1), left, "{name}");
+        // It is counted on the keeper's thread, after the load has left the list.
+        eventually(|| cache.stats().fenced == 1);
     }
 }
 
@@ -972,6 +1073,45 @@ fn explicit_stale_flag_on_old_result() {
 // Memory that is never given back.
 
 #[test]
+fn a_queued_update_revives_a_dead_entry() {
+    // What the policy had still to be told of brought an entry back that was gone, and it was never evicted (moka#590).
+    let capacity = 10;
+    let (start, rounds) = (Instant::now(), scaled(30_000, usize::MAX));
+    let told = common::Told::default();
+    let cache =
+        plain::<u64, u64>().shards(1).max_capacity(capacity).eviction_listener(told.listener()).build();
+    thread::scope(|s| {
+        for t in 0..4_u64 {
+            let cache = &cache;
+            s.spawn(move || {
+                for n in 0..rounds as u64 {
+                    match t {
+                        // All on one key.
+                        0 => cache.insert(0, n),
+                        1 => _ = cache.remove(&0),
+                        2 => _ = cache.get_with(&0, || n),
+                        // And the pressure.
+                        _ => cache.insert(1 + n % 1_000, n),
+                    }
+                    assert!(cache.weighted_size() <= capacity + 2 * 4, "{}", cache.weighted_size());
+                    if rounds == usize::MAX && n % 1_000 == 0 && start.elapsed() > secs(30) {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    cache.run_pending_tasks();
+    assert!(cache.len() as u64 <= capacity, "{} entries", cache.len());
+    common::assert_weights_add_up(&cache, |_, _| 1);
+    // None has been lost to the evictor.
+    cache.set_capacity(1);
+    assert!(cache.len() <= 1, "{} entries", cache.len());
+    cache.invalidate_all();
+    assert_eq!((cache.len(), cache.weighted_size()), (0, 0));
+}
+
+#[test]
 fn flight_kept_by_a_map_or_a_cycle() {
     // Ended flights stayed in a map, or in a cycle of references (moka#329, singleflight-async#5).
     let (cache, alive) = (plain::<usize, Counted>().build(), Tally::default());
@@ -1004,6 +1144,31 @@ fn side_tables_grow() {
 }
 
 #[test]
+fn side_tables_grow_with_a_listener() {
+    // What the listener was told, or was yet to be told, was kept (moka#295).
+    let alive = Tally::default();
+    let told = Tally::default();
+    let count = told.clone();
+    let cache =
+        plain::<usize, Counted>().max_capacity(100).eviction_listener(move |_, _, _| _ = count.add()).build();
+    let n = scaled(50_000, 1_000_000);
+    for key in 0..n {
+        if key % 2 == 0 {
+            cache.insert(key, Counted::new(0, &alive));
+        } else {
+            cache.get_with(&key, || Counted::new(0, &alive));
+        }
+        // A bag of what this thread has retired at most, and what is shared out to be freed.
+        assert!(alive.get() < 20_000, "{} values after {key} keys, 100 of them in the cache", alive.get());
+    }
+    assert_eq!((cache.len(), told.get()), (100, n - 100));
+    eventually(|| {
+        cache.run_pending_tasks();
+        alive.get() == 100
+    });
+}
+
+#[test]
 fn values_outlive_the_cache() {
     // Values lived on after the last handle was dropped (moka#176, #384). `tests/reclaim.rs` has more.
     over_shapes(|builder: Builder<u64, Counted>| {
@@ -1019,23 +1184,52 @@ fn values_outlive_the_cache() {
         drop(other);
         assert_eq!(alive.get(), 0, "at once");
     });
+    // The same where most have been evicted on the way.
+    over_shapes(|builder: Builder<u64, Counted>| {
+        let alive = Tally::default();
+        let cache = builder.max_capacity(20).eviction_listener(|_, value, _| assert!(value.0 < 500)).build();
+        for key in 0..500 {
+            cache.insert(key, Counted::new(key, &alive));
+            cache.get_with(&(key + 1_000), || Counted::new(key, &alive));
+        }
+        assert!(alive.get() >= 20);
+        assert_eq!((cache.len(), cache.stats().listener_panics), (20, 0));
+        drop(cache);
+        // Another test's pin may hold what has been evicted.
+        let other = plain::<u32, u32>().build();
+        eventually(|| {
+            other.run_pending_tasks();
+            alive.get() == 0
+        });
+    });
 }
 
 #[test]
 fn removal_path_misses_a_structure() {
     // Expired entries left something behind (moka#64, stretto#55).
-    let (clock, alive) = (ManualClock::new(), Tally::default());
-    let cache = plain::<u64, Counted>().time_to_live(secs(1)).clock(clock.clone()).build();
-    let n = scaled(50_000, 1_000_000) as u64;
-    (0..n).for_each(|key| cache.insert(key, Counted::new(key, &alive)));
-    assert_eq!((cache.len() as u64, alive.get() as u64), (n, n));
-    clock.advance(secs(1));
-    cache.run_pending_tasks();
-    assert_eq!((cache.len(), cache.iter().count()), (0, 0));
-    eventually(|| {
+    let n = scaled(30_000, 1_000_000) as u64;
+    for bounded in [false, true] {
+        let (clock, alive, told) = (ManualClock::new(), Tally::default(), Tally::default());
+        let count = told.clone();
+        let mut builder = plain::<u64, Counted>().time_to_live(secs(1)).clock(clock.clone());
+        if bounded {
+            builder = builder.max_capacity(n).eviction_listener(move |_, _, _| _ = count.add());
+        }
+        let cache = builder.build();
+        (0..n).for_each(|key| cache.insert(key, Counted::new(key, &alive)));
+        assert_eq!((cache.len() as u64, alive.get() as u64, cache.weighted_size()), (n, n, n));
+        clock.advance(secs(1));
         cache.run_pending_tasks();
-        alive.get() == 0
-    });
+        assert_eq!((cache.len(), cache.iter().count(), cache.weighted_size()), (0, 0, 0));
+        eventually(|| {
+            cache.run_pending_tasks();
+            alive.get() == 0
+        });
+        assert_eq!(told.get() as u64, if bounded { n } else { 0 });
+        // As many fit again.
+        (n..2 * n).for_each(|key| cache.insert(key, Counted::new(key, &alive)));
+        assert_eq!((cache.len() as u64, cache.stats().evictions.size), (n, 0));
+    }
 }
 
 #[test]
@@ -1063,6 +1257,90 @@ fn cancelled_half_way() {
         drop(queue.take());
         assert_eq!((cache.in_flight().len(), cache.len(), cache.get(&1), cache.get(&2)), (0, 0, None, None));
         assert_eq!((cache.get_with(&1, || 3), cache.get_or_load(&2).unwrap()), (3, 1));
+    });
+}
+
+#[test]
+fn cancelled_half_way_and_then_evicted() {
+    // As above: the entry whose load was given up stayed pinned, and could not be evicted (quick-cache#120).
+    over_shapes(|builder: Builder<u32, u32>| {
+        let queue = Queue::default();
+        let cache = builder.max_capacity(8).executor(queue.clone()).loader_fn(|_| Ok::<_, Error>(1)).build();
+        for round in 0..20 {
+            (0..8).for_each(|key| cache.insert(key, round));
+            for key in 0..8 {
+                match key % 4 {
+                    0 => assert!(quietly(|| cache.compute(&key, |_| panic!("boom"))).is_err()),
+                    1 => assert!(cache.refresh(&key)),
+                    2 => assert_eq!(cache.compute(&key, |_| Op::Keep), Outcome::Kept(round)),
+                    _ => {
+                        cache.expire(&key);
+                        assert!(quietly(|| cache.get_with(&key, || panic!("boom"))).is_err());
+                    }
+                }
+            }
+            drop(queue.take());
+            assert_eq!((cache.len(), cache.weighted_size(), cache.in_flight().len()), (8, 8, 0));
+            cache.set_capacity(1);
+            assert_eq!((cache.len(), cache.weighted_size()), (1, 1));
+            cache.set_capacity(8);
+        }
+    });
+}
+
+#[test]
+fn limit_not_enforced() {
+    // The bound was exceeded many times over, or kept out what would have fitted (spiceai#12688, scc#130, lance#7953).
+    over_shapes(|builder: Builder<u32, u32>| {
+        let n = 100;
+        let cache = builder.max_capacity(n.into()).weigher(|_, value| *value).build();
+        for key in 0..50 * n {
+            if key % 2 == 0 {
+                cache.insert(key, 1)
+            } else {
+                _ = cache.get_with(&key, || 1)
+            }
+            assert!(cache.len() <= n as usize && cache.weighted_size() <= n.into());
+        }
+        // N entries of weight one fit into a capacity of N.
+        cache.invalidate_all();
+        (0..n).for_each(|key| cache.insert(key, 1));
+        assert_eq!((cache.len(), (0..n).filter(|key| cache.contains_key(key)).count()), (100, 100));
+        // And so does one of half the capacity, whatever the number of tables.
+        cache.insert(n, n / 2);
+        assert_eq!((cache.get(&n), cache.len(), cache.weighted_size()), (Some(50), 51, 100));
+    });
+}
+
+#[test]
+fn in_flight_entry_evicted() {
+    // An entry was evicted while it was being loaded: its waiters got nothing, or loaded again (node-lru-cache#274,
+    // caffeine#1623).
+    over_shapes(|builder: Builder<u32, u32>| {
+        let cache = builder.max_capacity(1).build();
+        let gates = [(); 2].map(|()| Gate::default());
+        let load = |key: u32| {
+            let gate = &gates[key as usize];
+            cache.get_with(&key, || {
+                gate.pass();
+                10 + key
+            })
+        };
+        thread::scope(|s| {
+            let load = &load;
+            let threads = crowd(s, 10, move |nth| load(nth as u32 % 2));
+            until_waiting(&cache, 8);
+            (100..200).for_each(|key| cache.insert(key, key));
+            for (nth, gate) in gates.iter().enumerate() {
+                gate.open();
+                eventually(|| cache.in_flight().len() == 1 - nth);
+            }
+            let mut got = all(threads);
+            got.sort_unstable();
+            assert_eq!(got, [10, 10, 10, 10, 10, 11, 11, 11, 11, 11]);
+        });
+        assert_eq!((gates[0].arrived(), gates[1].arrived(), cache.stats().loads), (1, 1, 2));
+        assert_eq!((cache.len(), cache.get(&1)), (1, Some(11)));
     });
 }
 
@@ -1112,6 +1390,36 @@ fn unbounded_upkeep_in_the_caller() {
 }
 
 #[test]
+fn unbounded_upkeep_in_the_caller_of_a_full_cache() {
+    // As above, where one who makes room meets nothing but what has expired, or what is in use.
+    let clock = ManualClock::new();
+    let n = scaled(30_000, 1_000_000) as u64;
+    let cache = plain::<u64, u64>().shards(1).max_capacity(n).clock(clock.clone()).build();
+    (0..n).for_each(|key| cache.insert_with_ttl(key, key, secs(1)));
+    clock.advance(secs(1));
+    for key in 0..1_000 {
+        let before = cache.len();
+        if key % 2 == 0 {
+            cache.insert(n + key, key)
+        } else {
+            _ = cache.get_with(&(n + key), || key)
+        }
+        let removed = (before + 1).saturating_sub(cache.len());
+        assert!(removed < 64, "one call removed {removed}");
+        assert!(cache.weighted_size() <= n);
+    }
+    assert_eq!(cache.stats().evictions.size, 0, "nothing that lives had to go");
+    // All have been used: one has to go all the same, and the next call finds the next one.
+    let cache = plain::<u64, u64>().max_capacity(1_000).build();
+    (0..1_000).for_each(|key| cache.insert(key, key));
+    for key in 1_000..1_100 {
+        (0..2).for_each(|_| (0..1_000).for_each(|key| _ = cache.get(&key)));
+        cache.insert(key, key);
+        assert_eq!((cache.len(), cache.stats().evictions.size), (1_000, key - 999));
+    }
+}
+
+#[test]
 fn stuck_flight_blocks_expiry() {
     // One load that never ended kept everything else from expiring (caffeine#373).
     over_shapes(|builder: Builder<u64, u64>| {
@@ -1135,6 +1443,32 @@ fn stuck_flight_blocks_expiry() {
             stuck.join().unwrap();
         });
         assert_eq!(cache.len(), 1);
+    });
+    // Nor from being evicted, also if it is to replace something.
+    over_shapes(|builder: Builder<u64, u64>| {
+        let (cache, gate) = (builder.max_capacity(100).build(), Gate::default());
+        cache.insert(1, 1);
+        thread::scope(|s| {
+            let stuck = [1, 2].map(|key| {
+                let (cache, gate) = (&cache, &gate);
+                s.spawn(move || {
+                    cache.compute(&key, |_| {
+                        gate.pass();
+                        Op::Put(0)
+                    })
+                })
+            });
+            eventually(|| gate.arrived() == 2);
+            for key in 10..scaled(2_000, 10_000) as u64 {
+                cache.insert(key, key);
+                assert!(cache.len() <= 100 && cache.get(&key) == Some(key));
+            }
+            assert_eq!(cache.get(&1), Some(1));
+            gate.open();
+            let outcomes = stuck.map(|s| s.join().unwrap());
+            assert_eq!(outcomes, [Outcome::Replaced(0), Outcome::Inserted(0)]);
+        });
+        assert_eq!((cache.len(), cache.weighted_size(), cache.get(&2)), (100, 100, Some(0)));
     });
 }
 
@@ -1208,6 +1542,33 @@ fn edge_sizes_and_times() {
 }
 
 #[test]
+fn edge_capacities_and_weights() {
+    // Zero, one and the largest number broke the arithmetic, or hung (quick-cache#105).
+    for capacity in [0, 1, 2, u64::from(u32::MAX) - 1, u32::MAX.into(), u64::MAX - 1, u64::MAX] {
+        over_shapes(|builder: Builder<u64, u32>| {
+            let cache = builder.max_capacity(capacity).weigher(|_, value| *value).build();
+            for round in 0..3 {
+                for (key, weight) in [0, 1, 2, u32::MAX - 1, u32::MAX, 1, 0].into_iter().enumerate() {
+                    let key = 10 * round + key as u64;
+                    let fits = capacity > 0 && u64::from(weight) <= capacity;
+                    cache.insert(key, weight);
+                    assert_eq!(cache.get(&key), fits.then_some(weight), "{weight} of {capacity}");
+                    assert_eq!(cache.get_with(&(key + 100), || weight), weight);
+                    assert_eq!(cache.peek(&(key + 100)), fits.then_some(weight));
+                    assert!(cache.weighted_size() <= capacity);
+                }
+                common::assert_weights_add_up(&cache, |_, value| *value);
+            }
+            for next in [u64::MAX, 1, 0, u64::MAX, capacity] {
+                cache.set_capacity(next);
+                cache.insert(1, 1);
+                assert_eq!((cache.get(&1).is_some(), cache.weighted_size() <= next), (next > 0, true));
+            }
+        });
+    }
+}
+
+#[test]
 fn a_callbacks_panic_kills_a_service_part() {
     // A callback's panic ended the thread that did the upkeep (stretto#10). Each callback panics once, and all goes on.
     let (clock, armed) = (ManualClock::new(), Arc::new(Mutex::new("")));
@@ -1222,10 +1583,16 @@ fn a_callbacks_panic_kills_a_service_part() {
             }
         }
     };
-    let (in_loader, in_expiry, in_fallback) = (trip.clone(), trip.clone(), trip.clone());
+    let [in_loader, in_expiry, in_fallback, in_weigher, in_listener] = [(); 5].map(|()| trip.clone());
     let cache = plain::<u32, u32>()
         .clock(clock.clone())
         .soft_ttl(secs(1))
+        .max_capacity(10)
+        .weigher(move |_, _| {
+            in_weigher("weigher");
+            1
+        })
+        .eviction_listener(move |_, _, _| in_listener("listener"))
         .expire_after(move |_: &u32, _: &u32, _: Option<Duration>| {
             in_expiry("expiry");
             Ttl::default()
@@ -1240,10 +1607,12 @@ fn a_callbacks_panic_kills_a_service_part() {
         })
         .build();
     let arm = |name| *armed.lock().unwrap() = name;
-    let calls: [(&'static str, &dyn Fn()); 4] = [
+    let calls: [(&'static str, &dyn Fn()); 6] = [
         ("loader", &|| _ = cache.get_or_load(&1)),
         ("expiry", &|| _ = cache.get_or_load(&1)),
         ("expiry", &|| cache.insert(1, 1)),
+        ("weigher", &|| _ = cache.get_or_load(&1)),
+        ("weigher", &|| cache.insert(1, 1)),
         ("fallback", &|| _ = cache.get_or_load(&100)),
     ];
     for (name, call) in calls {
@@ -1253,10 +1622,23 @@ fn a_callbacks_panic_kills_a_service_part() {
         assert_eq!(cache.get_or_load(&100).unwrap(), 0, "{name}");
         cache.invalidate_all();
     }
-    // The loader, and the `Expiry` that a load asked.
-    assert_eq!(cache.stats().loader_panics, 2);
+    // The loader, and the `Expiry` and the weigher that a load asked.
+    assert_eq!(cache.stats().loader_panics, 3);
+    // The listener's reaches nobody.
+    let ways_out: [fn(&Sut<u32, u32>); 3] = [|c| c.insert(1, 2), |c| c.invalidate(&1), |c| c.set_capacity(9)];
+    for taking_out in ways_out {
+        (0..20).for_each(|key| cache.insert(key, key));
+        cache.insert(1, 1);
+        arm("listener");
+        taking_out(&cache);
+        cache.set_capacity(5);
+        cache.set_capacity(10);
+        assert_eq!(*armed.lock().unwrap(), "");
+    }
+    assert_eq!((cache.stats().listener_panics, cache.get_with(&77, || 7)), (3, 7));
+    cache.invalidate_all();
     // In the background every panic is counted, and the keeper goes on.
-    for name in ["loader", "expiry"] {
+    for name in ["loader", "expiry", "weigher"] {
         cache.insert(1, 5);
         clock.advance(secs(1));
         arm(name);
@@ -1266,7 +1648,7 @@ fn a_callbacks_panic_kills_a_service_part() {
         assert_eq!(cache.get_or_load(&1).unwrap(), 5);
         eventually(|| cache.peek(&1) == Some(1));
     }
-    assert_eq!(cache.stats().loader_panics, 4);
+    assert_eq!(cache.stats().loader_panics, 6);
     // The closures of `read`, `retain` and `compute`.
     assert_eq!(panic_of(|| cache.read(&1, |_| -> u32 { panic!("read") })), "read");
     assert_eq!(panic_of(|| cache.retain(|_, _| panic!("retain"))), "retain");

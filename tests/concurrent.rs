@@ -10,8 +10,9 @@
 )]
 
 use quell::{Cache, LoadErrorKind, ManualClock, Op};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 const THREADS: u64 = 4;
@@ -229,6 +230,130 @@ fn leases_change_hands_under_load() {
         }
     });
     assert!(cache.in_flight().is_empty());
+}
+
+/// One of its kind: a key, and a number that says what it weighs.
+type Numbered = Arc<(u64, u64)>;
+
+fn weigh(_: &u64, value: &Numbered) -> u32 {
+    (value.1 % 4) as u32
+}
+
+#[test]
+fn a_small_bounded_cache_with_everything() {
+    for shards in [1, 8] {
+        let numbers = Arc::new(AtomicU64::new(0));
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let home = Arc::new(OnceLock::<Cache<u64, Numbered>>::new());
+        let (note, of_loader, house) = (told.clone(), numbers.clone(), home.clone());
+        let cache: Cache<u64, Numbered> = Cache::builder()
+            .shards(shards)
+            .max_capacity(40)
+            .soft_ttl(Duration::from_millis(8))
+            .time_to_live(Duration::from_millis(20))
+            .stale_if_error(Duration::from_millis(20))
+            .weigher(weigh)
+            .eviction_listener(move |key, value, _| {
+                assert_eq!(*key, value.0);
+                note.lock().unwrap().push(value.1);
+                // It reads what it likes. What it would write, it would be told of in turn.
+                if let Some(other) = house.get().and_then(|cache| cache.get(key)) {
+                    assert_ne!(other.1, value.1, "a value that has gone is served");
+                }
+            })
+            .loader(move |key: &u64| match key % 7 {
+                0 => Err("no such luck"),
+                _ => Ok(Arc::new((*key, of_loader.fetch_add(1, Ordering::Relaxed)))),
+            })
+            .build();
+        assert!(home.set(cache.clone()).is_ok());
+        let new = |key: u64| Arc::new((key, numbers.fetch_add(1, Ordering::Relaxed)));
+        // Numbers of values that have certainly been in the cache.
+        let inserted = Mutex::new(Vec::new());
+        in_threads(|t| {
+            let mut random = Random(100 + t);
+            let mut mine = Vec::new();
+            for _ in 0..rounds(4_000) {
+                let key = random.below(120);
+                match random.below(18) {
+                    0..=3 => drop(cache.get(&key).inspect(|v| assert_eq!(v.0, key))),
+                    4..=6 => {
+                        let value = new(key);
+                        mine.push(value.1);
+                        cache.insert(key, value);
+                    }
+                    7..=9 => assert_eq!(cache.get_with(&key, || new(key)).0, key),
+                    10 | 11 => drop(cache.get_or_load(&key).inspect(|v| assert_eq!(v.0, key))),
+                    12 => drop(cache.remove(&key)),
+                    13 => drop(cache.compute(&key, |old| match old {
+                        Some(old) if old.1 % 3 == 0 => Op::Remove,
+                        Some(old) if old.1 % 3 == 1 => Op::Keep,
+                        _ => Op::Put(new(key)),
+                    })),
+                    14 => drop(cache.try_get_with(&key, || Err::<Numbered, _>("never"))),
+                    15 => drop(cache.expire(&key)),
+                    16 => cache.invalidate(&key),
+                    _ => match random.below(24) {
+                        0 => cache.set_capacity(10 + random.below(60)),
+                        1 => cache.set_capacity(u64::MAX),
+                        2 => cache.retain(|key, value| {
+                            assert_eq!(*key, value.0);
+                            key % 3 > 0
+                        }),
+                        3 => cache.run_pending_tasks(),
+                        4 => assert!(cache.iter().all(|(key, value)| key == value.0)),
+                        5 => cache.invalidate_all(),
+                        _ => cache.set_capacity(40),
+                    },
+                }
+            }
+            inserted.lock().unwrap().extend(mine);
+        });
+        // The keeper may still have refreshes to run.
+        for _ in 0..30_000 {
+            if cache.in_flight().is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(cache.in_flight(), []);
+        cache.set_capacity(30);
+        cache.run_pending_tasks();
+        assert!(cache.weighted_size() <= 30, "{}", cache.weighted_size());
+        // Those in grace are counted and not seen: they go when that is over.
+        let adds_up = || {
+            cache.run_pending_tasks();
+            let sum: u64 = cache.iter().map(|(key, value)| u64::from(weigh(&key, &value))).sum();
+            (cache.weighted_size(), cache.len()) == (sum, cache.iter().count())
+        };
+        for _ in 0..30_000 {
+            if adds_up() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(adds_up(), "{} entries weigh {}", cache.len(), cache.weighted_size());
+        cache.invalidate_all();
+        assert_eq!((cache.weighted_size(), cache.len()), (0, 0));
+
+        let mut times: HashMap<u64, u32> = HashMap::new();
+        told.lock().unwrap().iter().for_each(|number| *times.entry(*number).or_default() += 1);
+        assert!(times.values().all(|n| *n == 1), "a value was told twice");
+        let lost = inserted.lock().unwrap().iter().filter(|number| !times.contains_key(number)).count();
+        assert_eq!(lost, 0, "values that have gone untold");
+        // What else has never been told was never in the cache: the result of a load that was refused.
+        let stats = cache.stats();
+        let never = numbers.load(Ordering::Relaxed) - times.len() as u64;
+        assert!(
+            never <= stats.fenced,
+            "{never} values were told to nobody, {} results were refused",
+            stats.fenced
+        );
+        assert_eq!(stats.listener_panics, 0);
+        let evictions = stats.evictions;
+        let all = evictions.expired + evictions.explicit + evictions.replaced + evictions.size;
+        assert_eq!(all, times.len() as u64);
+    }
 }
 
 #[test]

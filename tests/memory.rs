@@ -123,6 +123,94 @@ fn replaced_values() {
 }
 
 #[test]
+fn unique_keys_in_a_full_cache() {
+    let _alone = alone();
+    for listens in [false, true] {
+        let builder = builder().max_capacity(1_000).weigher(|key, _| (key % 3) as u32);
+        let cache = if listens {
+            builder.eviction_listener(|_, value, _| assert_eq!(value[0], value[3]))
+        } else {
+            builder
+        }
+        .build();
+        let grown = growth(&cache, |key| match key % 4 {
+            0 => _ = cache.get_with(&key, || [key; 4]),
+            1 => drop(cache.compute(&key, |_| Op::Put([key; 4]))),
+            _ => cache.insert(key, [key; 4]),
+        });
+        assert_flat("unique keys with a bound", grown);
+        assert_eq!(cache.stats().listener_panics, 0);
+    }
+}
+
+#[test]
+fn keys_that_come_and_go_below_the_capacity() {
+    // Each leaves an element in a queue, which nobody needs to take out to make room.
+    let _alone = alone();
+    let clock = ManualClock::new();
+    let cache = builder().max_capacity(1_000_000).time_to_live(SECOND).clock(clock.clone()).build();
+    (0..100).for_each(|key| cache.insert(u64::MAX - key, [key; 4]));
+    let grown = growth(&cache, |key| {
+        cache.insert(key, [key; 4]);
+        cache.insert(key, [key; 4]);
+        if key % 2 == 0 {
+            cache.invalidate(&key);
+        } else {
+            clock.advance(SECOND / 1_000);
+        }
+    });
+    assert_flat("keys that come and go", grown);
+}
+
+#[test]
+fn a_capacity_that_is_set_again_and_again() {
+    let _alone = alone();
+    let cache = builder().build();
+    let grown = growth(&cache, |key| {
+        cache.insert(key, [key; 4]);
+        if key % 500 == 0 {
+            cache.set_capacity([10, 2_000, u64::MAX, 0, u64::MAX][(key / 500 % 5) as usize]);
+        }
+        if key % 10_000 == 0 {
+            cache.set_capacity(100);
+        }
+    });
+    cache.set_capacity(100);
+    // What it grew by is what it holds at the end, and tables for it.
+    assert!(grown < (many() / 2).cast_signed() as isize + 200_000, "{grown} bytes more");
+    assert!(live(&cache) > 0 && cache.len() <= 100);
+}
+
+#[test]
+fn expired_entries_of_a_full_cache() {
+    let _alone = alone();
+    let clock = ManualClock::new();
+    let n = many() / 4;
+    let cache = builder()
+        .max_capacity(n)
+        .time_to_live(SECOND)
+        .clock(clock.clone())
+        .initial_capacity(n as usize)
+        .eviction_listener(|_, _, _| ())
+        .build();
+    // What the policy remembers of the keys is made once, and stays.
+    (0..2 * n).for_each(|key| cache.insert(key, [key; 4]));
+    clock.advance(SECOND);
+    let before = live(&cache);
+    assert_eq!((cache.len(), cache.weighted_size()), (0, 0));
+    for round in 3..6 {
+        (round * n..(round + 1) * n).for_each(|key| cache.insert(key, [key; 4]));
+        let full = live(&cache);
+        assert!(full > before + 32 * n as usize);
+        clock.advance(SECOND);
+        let left = live(&cache);
+        // A sweep leaves the integers in the two queues, up to twice as many as there were entries.
+        let most = before + 2 * 2 * 8 * n as usize;
+        assert!(left < most, "{before} bytes, {full} when full, {left} after the sweep");
+    }
+}
+
+#[test]
 fn expired_entries() {
     let _alone = alone();
     let clock = ManualClock::new();

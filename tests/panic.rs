@@ -35,9 +35,11 @@ enum Site {
     Expiry,
     Fallback,
     Retain,
+    Weigher,
+    Listener,
 }
 
-const SITES: [Site; 10] = [
+const SITES: [Site; 12] = [
     Site::Hash,
     Site::Eq,
     Site::KeyClone,
@@ -48,6 +50,8 @@ const SITES: [Site; 10] = [
     Site::Expiry,
     Site::Fallback,
     Site::Retain,
+    Site::Weigher,
+    Site::Listener,
 ];
 
 /// Blows once, at the n-th call of one site. Counts the keys and values that live.
@@ -119,8 +123,14 @@ impl Drop for Key {
     }
 }
 
-/// The value of a key is a number that has the key as its last two digits.
+/// The value of a key is a number that has the key as its last two digits. Its hundreds say what it weighs.
 struct Value(u32, Fuse);
+
+impl Value {
+    fn weight(&self) -> u32 {
+        self.0 / 100 % 3
+    }
+}
 
 impl Clone for Value {
     fn clone(&self) -> Self {
@@ -146,7 +156,7 @@ struct Bench {
 impl Bench {
     fn new(hashing: Hashing) -> Self {
         let (fuse, clock, queue) = (Fuse::default(), ManualClock::new(), Queue::default());
-        let (in_load, in_expiry, in_fallback) = (fuse.clone(), fuse.clone(), fuse.clone());
+        let [in_load, in_expiry, in_fallback, in_weigher, in_listener] = [(); 5].map(|()| fuse.clone());
         let cache = plain()
             .shards(1)
             .hasher(hashing)
@@ -154,6 +164,16 @@ impl Bench {
             .executor(queue.clone())
             .soft_ttl(secs(1))
             .time_to_live(secs(10))
+            // Less than the scenario's entries weigh.
+            .max_capacity(6)
+            .weigher(move |_: &Key, value: &Value| {
+                in_weigher.pass(Site::Weigher);
+                value.weight()
+            })
+            .eviction_listener(move |key: &Key, value: &Value, _| {
+                in_listener.pass(Site::Listener);
+                assert_eq!(value.0 % 100, key.0);
+            })
             .expire_after(move |_: &Key, _: &Value, _: Option<Duration>| {
                 in_expiry.pass(Site::Expiry);
                 Ttl::default()
@@ -260,7 +280,7 @@ impl Bench {
     ///
     /// A value that a function is about to return is lost if the drop of one of the function's temporaries panics
     /// (rust-lang/rust#47949): that one is the compiler's.
-    fn check(self, site: Site) -> Result<(), &'static str> {
+    fn check(self, site: Site, blown: bool) -> Result<(), &'static str> {
         let lost = usize::from(matches!(site, Site::Drop | Site::KeyDrop));
         let Self { cache, fuse, wrong, queue, .. } = self;
         if wrong.get() {
@@ -270,6 +290,15 @@ impl Bench {
         if !cache.in_flight().is_empty() {
             return Err("a load is under way for ever");
         }
+        cache.run_pending_tasks();
+        let weigh = || cache.iter().map(|(_, value)| u64::from(value.weight())).sum::<u64>();
+        if cache.weighted_size() != weigh() || cache.weighted_size() > 6 {
+            return Err("a wrong weight");
+        }
+        if cache.stats().listener_panics != u64::from(blown && site == Site::Listener) {
+            return Err("a listener's panic that is not counted, or a wrong value that was told");
+        }
+        cache.set_capacity(100);
         for n in 0..10 {
             let key = fuse.key(n);
             let _ = cache.get_with(&key, || fuse.value(700 + n));
@@ -278,7 +307,7 @@ impl Bench {
                 return Err("a key is stuck");
             }
         }
-        if cache.len() != 10 || cache.iter().count() != 10 {
+        if cache.len() != 10 || cache.iter().count() != 10 || cache.weighted_size() != weigh() {
             return Err("a miscounted value");
         }
         drop(cache);
@@ -305,7 +334,7 @@ fn at_every_call_of_every_site() {
                 bench.fuse.arm(site, nth);
                 bench.scenario();
                 let blown = bench.fuse.disarm();
-                if let Err(what) = bench.check(site) {
+                if let Err(what) = bench.check(site, blown) {
                     bad.push(format!("{what} after {site:?} number {nth}, constant hash {constant}"));
                 }
                 if !blown {
@@ -346,7 +375,7 @@ fn while_the_cache_is_dropped() {
 #[test]
 fn with_waiters_at_every_call() {
     // A leader, and three who wait: each gets a value, or the panic of its own call, and no call hangs.
-    for site in [Site::Clone, Site::Load, Site::Expiry, Site::Eq, Site::Drop] {
+    for site in [Site::Clone, Site::Load, Site::Expiry, Site::Weigher, Site::Listener, Site::Eq, Site::Drop] {
         for nth in 1.. {
             let bench = Bench::new(Hashing::Constant);
             let (cache, fuse, gate) = (&bench.cache, &bench.fuse, Gate::default());
@@ -370,7 +399,7 @@ fn with_waiters_at_every_call() {
                 assert!(ends.iter().flatten().all(|v| *v == 101), "{site:?} {nth}");
             });
             let blown = bench.fuse.disarm();
-            bench.check(site).unwrap_or_else(|what| panic!("{what} after {site:?} number {nth}"));
+            bench.check(site, blown).unwrap_or_else(|what| panic!("{what} after {site:?} number {nth}"));
             if !blown {
                 break;
             }

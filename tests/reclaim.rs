@@ -14,7 +14,7 @@ use common::{
     until_waiting,
 };
 use quell::{LoadContext, Loaded, ManualClock, Op};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 type Error = std::io::Error;
@@ -214,6 +214,130 @@ fn a_pin_keeps_what_it_read() {
         drop(pinned);
         until_left(&cache, &alive, 0);
     });
+}
+
+#[test]
+fn what_waits_for_a_pin_is_counted() {
+    let _alone = alone();
+    // The sum is the process's: another test's last threads may still be on their way.
+    let bytes = |cache: &Sut| {
+        (0..4).for_each(|_| cache.run_pending_tasks());
+        cache.stats().unreclaimed
+    };
+    over_shapes(|builder: Builder<u64, Counted>| {
+        let (cache, alive) = (builder.max_capacity(100).build(), Tally::default());
+        let n = 1_000;
+        eventually(|| bytes(&cache) < 2_000);
+        let pinned = cache.pin();
+        for key in 0..n {
+            cache.insert(key, Counted::new(key, &alive));
+        }
+        // 900 have been evicted. Each is a slot with its key, its value and their times.
+        let held = bytes(&cache);
+        let each = size_of::<(u64, Counted)>() as u64;
+        assert!(held >= (n - 100) * each, "{held} bytes of {} entries wait", n - 100);
+        assert_eq!((cache.len(), alive.get()), (100, n as usize));
+        drop(pinned);
+        eventually(|| bytes(&cache) < 2_000);
+        assert_eq!((cache.len(), alive.get()), (100, 100));
+        drop(cache);
+        assert_eq!(alive.get(), 0);
+    });
+}
+
+#[test]
+fn the_listener_is_called_under_no_pin() {
+    // By each kind of call: what is removed in the listener can be freed in it.
+    let _alone = alone();
+    let (clock, freed, home) = (ManualClock::new(), Tally::default(), Arc::new(OnceLock::<Sut>::new()));
+    let (count, house) = (freed.clone(), home.clone());
+    let cache = plain::<u64, Counted>()
+        .max_capacity(8)
+        .time_to_live(secs(1))
+        .clock(clock.clone())
+        .eviction_listener(move |key, _, _| {
+            let Some(cache) = house.get().filter(|_| *key == 1) else { return };
+            let alive = Tally::default();
+            cache.insert(1_000, Counted::new(1, &alive));
+            drop(cache.remove(&1_000));
+            (0..100).for_each(|_| cache.run_pending_tasks());
+            if alive.get() == 0 {
+                count.add();
+            }
+        })
+        .build();
+    assert!(home.set(cache.clone()).is_ok());
+    let alive = Tally::default();
+    let new = || Counted::new(1, &alive);
+    let calls: [(&str, bool, &dyn Fn()); 13] = [
+        ("get", true, &|| drop(cache.get(&1))),
+        ("read", true, &|| _ = cache.read(&1, |v| v.0)),
+        ("peek", true, &|| drop(cache.peek(&1))),
+        ("contains_key", true, &|| _ = cache.contains_key(&1)),
+        ("run_pending_tasks", true, &|| cache.run_pending_tasks()),
+        ("get_with", true, &|| drop(cache.get_with(&1, new))),
+        ("remove", false, &|| drop(cache.remove(&1))),
+        ("insert", false, &|| cache.insert(1, new())),
+        ("invalidate", false, &|| cache.invalidate(&1)),
+        ("invalidate_all", false, &|| cache.invalidate_all()),
+        ("retain", false, &|| cache.retain(|_, _| false)),
+        ("compute", false, &|| drop(cache.compute(&1, |_| Op::Remove))),
+        ("set_capacity", false, &|| cache.set_capacity(0)),
+    ];
+    for (name, only_expired, call) in calls {
+        for expired in [true, false] {
+            if only_expired && !expired {
+                continue;
+            }
+            cache.set_capacity(8);
+            cache.invalidate_all();
+            cache.insert(1, new());
+            if expired {
+                clock.advance(secs(1));
+            }
+            let before = freed.get();
+            call();
+            assert_eq!(freed.get(), before + 1, "{name}, expired {expired}");
+        }
+    }
+    // By a write that evicts it.
+    cache.set_capacity(1);
+    for key in 0..10 {
+        let before = freed.get();
+        if key % 2 == 0 {
+            cache.insert(1, new())
+        } else {
+            drop(cache.get_with(&1, new))
+        }
+        cache.insert(2, new());
+        assert!(freed.get() > before);
+    }
+    assert_eq!(cache.stats().listener_panics, 0);
+}
+
+#[test]
+fn evicted_values_are_given_back() {
+    let _alone = alone();
+    for listens in [false, true] {
+        over_shapes(|builder: Builder<u64, Counted>| {
+            let alive = Tally::default();
+            let builder = builder.max_capacity(30).weigher(|_, value| (value.0 % 3) as u32);
+            let cache = if listens { builder.eviction_listener(|_, _, _| ()) } else { builder }.build();
+            for n in 0..500 {
+                cache.insert(n % 70, Counted::new(n, &alive));
+                drop(cache.get_with(&(100 + n % 77), || Counted::new(n, &alive)));
+            }
+            // Too heavy: given to the caller, and not kept.
+            cache.set_capacity(1);
+            assert_eq!(cache.get_with(&1_000, || Counted::new(2, &alive)).0, 2);
+            cache.insert(1_001, Counted::new(2, &alive));
+            cache.set_capacity(20);
+            until_left(&cache, &alive, cache.len());
+            (0..200).for_each(|n| cache.insert(n, Counted::new(n, &alive)));
+            drop(cache);
+            assert_eq!(alive.get(), 0, "what this thread has evicted goes with the cache");
+        });
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use common::{
 };
 use quell::{
     Cache, Clock, DefaultHashBuilder, DefaultHasher, Job, LoadErrorKind, Loaded, ManualClock, Provenance,
-    Rejected, Ttl,
+    Rejected, RemovalCause, Ttl,
 };
 use std::hash::BuildHasher;
 use std::sync::mpsc;
@@ -293,6 +293,90 @@ fn fallback() {
         cache.insert(4, 4);
         cache.expire(&4);
         assert_eq!(cache.try_get_with(&4, || Err::<u32, _>(boom())).unwrap(), 4);
+    });
+}
+
+#[test]
+fn max_capacity() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let cache = builder.max_capacity(10).build();
+        (0..10).for_each(|key| cache.insert(key, key));
+        assert_eq!((cache.len(), cache.weighted_size()), (10, 10));
+        (10..50).for_each(|key| cache.insert(key, key));
+        assert_eq!((cache.len(), cache.weighted_size(), cache.get(&49)), (10, 10, Some(49)));
+    });
+    let fill = |cache: &Cache<u32, u32, _>| (0..1_000).for_each(|key| cache.insert(key, key));
+    // Absent, and with the largest number, there is no limit.
+    for cache in [plain().build(), plain().max_capacity(u64::MAX).build()] {
+        fill(&cache);
+        assert_eq!(cache.len(), 1_000);
+    }
+    let zero = plain().max_capacity(0).build();
+    fill(&zero);
+    assert_eq!((zero.len(), zero.get_with(&1, || 5), zero.get(&1)), (0, 5, None));
+    let short = Cache::new(7);
+    (0..1_000).for_each(|key: u32| short.insert(key, key));
+    assert_eq!(short.len(), 7);
+}
+
+#[test]
+fn weigher() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let noted = asked.clone();
+        let cache = builder
+            .max_capacity(100)
+            .weigher(move |key, value| {
+                noted.lock().unwrap().push((*key, *value));
+                key + value
+            })
+            .build();
+        cache.insert(1, 9);
+        cache.get_with(&2, || 18);
+        assert_eq!((cache.weighted_size(), cache.len()), (30, 2));
+        cache.compute(&3, |_| quell::Op::Put(27));
+        assert_eq!((cache.weighted_size(), cache.len()), (60, 3));
+        assert!(cache.expire(&3) && cache.get(&1).is_some());
+        assert_eq!(*asked.lock().unwrap(), [(1, 9), (2, 18), (3, 27)], "once for each value");
+        // It is full by its weight, and one that is heavier than the capacity is not stored.
+        cache.insert(4, 37);
+        assert_eq!((cache.get(&4), cache.len()), (Some(37), 3));
+        assert!(cache.weighted_size() <= 100);
+        cache.insert(5, 96);
+        assert_eq!((cache.get(&5), cache.stats().oversized), (None, 1));
+    });
+    // Without one, each counts for one; without a bound, the sum is kept as well.
+    let cache = plain::<u32, u32>().weigher(|_, value| *value).build();
+    (1..=10).for_each(|key| cache.insert(key, key));
+    assert_eq!(cache.weighted_size(), 55);
+    assert_eq!(cache.remove(&10), Some(10));
+    assert_eq!(cache.weighted_size(), 45);
+}
+
+#[test]
+fn eviction_listener() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (told, seen) = mpsc::channel();
+        let clock = ManualClock::new();
+        let cache = builder
+            .max_capacity(2)
+            .time_to_live(secs(10))
+            .clock(clock.clone())
+            .eviction_listener(move |key, value, cause| told.send((*key, *value, cause)).unwrap())
+            .build();
+        let next = || seen.try_recv().ok();
+        cache.insert(1, 10);
+        assert_eq!(next(), None);
+        cache.insert(1, 11);
+        assert_eq!(next(), Some((1, 10, RemovalCause::Replaced)));
+        cache.invalidate(&1);
+        assert_eq!(next(), Some((1, 11, RemovalCause::Explicit)));
+        (1..4).for_each(|key| cache.insert(key, key));
+        assert_eq!(next().map(|(.., cause)| cause), Some(RemovalCause::Size));
+        clock.advance(secs(10));
+        cache.run_pending_tasks();
+        let two = [next(), next()].map(|t| t.map(|(.., cause)| cause));
+        assert_eq!((two, next()), ([Some(RemovalCause::Expired); 2], None));
     });
 }
 

@@ -8,7 +8,7 @@
 mod common;
 
 use common::{Builder, Gate, Queue, Sut, eventually, ms, over_shapes, plain, quietly, secs, until_waiting};
-use quell::{Job, ManualClock, Op, Rejected, Stats};
+use quell::{Evictions, Job, ManualClock, Op, Rejected, Stats};
 use std::thread;
 
 type Error = std::io::Error;
@@ -273,6 +273,86 @@ fn refused_refreshes() {
     clock.advance(secs(1));
     counts(&cache, &[("stale_hits", 1), ("refused_refreshes", 1)], || cache.get_or_load(&1));
     counts(&cache, &[("refused_refreshes", 1)], || cache.refresh(&2));
+}
+
+/// How many have left, by `expired`, `explicit`, `replaced` and `size`.
+fn gone(cache: &Sut<u32, u32>) -> [u64; 4] {
+    let Evictions { expired, explicit, replaced, size, .. } = cache.stats().evictions;
+    [expired, explicit, replaced, size]
+}
+
+#[test]
+fn evictions_by_cause() {
+    for listens in [false, true] {
+        over_shapes(|builder| {
+            let builder = if listens { builder.eviction_listener(|_, _, _| ()) } else { builder };
+            let (cache, clock, queue) = usual(builder.max_capacity(10));
+            (0..10).for_each(|key| cache.insert(key, key));
+            assert_eq!(gone(&cache), [0, 0, 0, 0]);
+            (0..3).for_each(|key| cache.insert(key, 5));
+            assert_eq!(gone(&cache), [0, 0, 3, 0]);
+            let _ = (cache.remove(&0), cache.invalidate(&1), cache.invalidate(&1), cache.remove(&77));
+            assert_eq!(gone(&cache), [0, 2, 3, 0]);
+            (20..27).for_each(|key| cache.insert(key, key));
+            assert_eq!(gone(&cache), [0, 2, 3, 5]);
+            // What lives on has not left, and what was refused has never come.
+            let key = cache.iter().next().unwrap().0;
+            assert!(cache.expire(&key));
+            drop(cache.get_or_load(&key));
+            drop(queue.take());
+            cache.compute(&key, |_| Op::Keep);
+            assert_eq!(gone(&cache), [0, 2, 3, 5]);
+            clock.set(secs(20));
+            // In grace: it has expired, whatever takes it out.
+            let key = 26;
+            assert_eq!((cache.peek(&key), cache.len()), (None, 10));
+            cache.insert(key, 1);
+            assert_eq!(gone(&cache), [1, 2, 3, 5]);
+            clock.set(secs(1_000));
+            cache.run_pending_tasks();
+            assert_eq!((gone(&cache), cache.len()), ([11, 2, 3, 5], 0));
+            (0..10).for_each(|key| cache.insert(key, key));
+            cache.set_capacity(4);
+            cache.invalidate_all();
+            assert_eq!(gone(&cache), [11, 6, 3, 11]);
+        });
+    }
+}
+
+#[test]
+fn oversized() {
+    over_shapes(|builder| {
+        let (cache, ..) = usual(builder.max_capacity(10).weigher(|_, value| *value));
+        let count = || cache.stats().oversized;
+        cache.insert(1, 10);
+        cache.get_with(&2, || 10);
+        assert_eq!(count(), 0);
+        cache.insert(1, 11);
+        cache.get_with(&3, || 11);
+        assert_eq!((cache.get_or_load(&50).unwrap(), count()), (50, 3));
+        cache.compute(&1, |_| Op::Put(u32::MAX));
+        assert_eq!(count(), 4);
+        // One that is not to be stored at all is none.
+        cache.insert_with_ttl(1, 11, ms(0));
+        assert_eq!(count(), 4);
+    });
+}
+
+#[test]
+fn listener_panics() {
+    let listener = |_: &u32, value: &u32, _| {
+        if *value == 13 {
+            quietly(|| panic!("boom")).unwrap_or_else(|p| std::panic::resume_unwind(p));
+        }
+    };
+    over_shapes(|builder| {
+        let (cache, ..) = usual(builder.eviction_listener(listener));
+        (0..20).for_each(|value| cache.insert(1, value));
+        assert_eq!((cache.stats().listener_panics, gone(&cache)), (1, [0, 0, 19, 0]));
+        cache.insert(1, 13);
+        assert_eq!((cache.remove(&1), cache.stats().listener_panics), (Some(13), 2));
+        assert_eq!((cache.stats().loader_panics, cache.stats().drop_panics), (0, 0));
+    });
 }
 
 #[test]

@@ -222,17 +222,19 @@ impl<K, V, S> Core<K, V, S> {
         // SeqCst: what has been stored before the looks at the capacity; pairs with the fence in `set_capacity`, which sets
         // the capacity before it looks for slots that are in no queue, or are too heavy now. One of the two sees the other.
         fence(Ordering::SeqCst);
+        let hash = slot.half_hash();
+        let weight = || slot.weight_of(slot.load(stay).held());
+        // Also where there is no limit any more: there may be one again.
+        self.policy.reweigh(slot.mark(), hash, weight);
         if !self.policy.is_bounded() {
             return;
         }
-        let hash = slot.half_hash();
-        let weight = || slot.weight_of(slot.load(stay).held());
         if slot.mark().load().place() == Place::Out {
             let seen = self.seen(stay);
             let admission = admission.unwrap_or_else(|| self.policy.admit(&seen, hash, weight(), stay));
             self.policy.enter(&seen, slot.mark(), self.policy.mark(admission, weight()), hash, stay);
+            self.policy.reweigh(slot.mark(), hash, weight);
         }
-        self.policy.reweigh(slot.mark(), hash, weight);
         // The capacity may have been lowered since this was admitted, and nobody else comes by to drop it.
         if !Self::fits(self.policy.capacity(), weight()) {
             self.seen(stay).evict(slot);

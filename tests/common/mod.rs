@@ -3,6 +3,7 @@
 
 use quell::{
     BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, Loaded, Loader, Rejected,
+    RemovalCause,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -174,6 +175,50 @@ impl Drop for Counted {
         self.1.sub();
         assert!(self.1.get() < usize::MAX / 2, "a value was dropped twice");
     }
+}
+
+/// What an eviction listener was told, in order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told(Arc<Mutex<Vec<(u64, u64, RemovalCause)>>>);
+
+impl Told {
+    pub(crate) fn listener(&self) -> impl Fn(&u64, &u64, RemovalCause) + Send + Sync + 'static {
+        let told = self.0.clone();
+        move |key, value, cause| {
+            told.lock().unwrap_or_else(PoisonError::into_inner).push((*key, *value, cause));
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<(u64, u64, RemovalCause)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same, in the order of the keys.
+    pub(crate) fn sorted(&self) -> Vec<(u64, u64, RemovalCause)> {
+        let mut told = self.take();
+        told.sort_unstable_by_key(|(key, value, _)| (*key, *value));
+        told
+    }
+
+    /// Why the values went that have gone.
+    pub(crate) fn causes(&self) -> Vec<RemovalCause> {
+        self.take().into_iter().map(|(.., cause)| cause).collect()
+    }
+}
+
+/// Checks what a cache weighs against its entries, while nobody else uses it and none is in grace.
+#[track_caller]
+pub(crate) fn assert_weights_add_up<K, V>(cache: &Sut<K, V>, weigh: impl Fn(&K, &V) -> u32)
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    cache.run_pending_tasks();
+    let (mut entries, mut sum) = (0, 0);
+    for (key, value) in cache.iter() {
+        (entries, sum) = (entries + 1, sum + u64::from(weigh(&key, &value)));
+    }
+    assert_eq!((cache.len(), cache.weighted_size()), (entries, sum), "length and weight by the entries");
 }
 
 /// A loader that sees the context.
