@@ -179,7 +179,7 @@
 //! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
 //! | `ToOwned` of keys, `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
 //! | `Drop` of keys and values | any | at most an epoch pin | yes, but not load | in reclamation: caught and counted ([`Stats::drop_panics`]) |
-//! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller |
+//! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller; a clock's goes no further where entries are swept or evicted |
 //!
 //! # Limits, and when to use something else
 //! - One process. Ten processes load a key ten times.

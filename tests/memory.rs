@@ -73,6 +73,19 @@ fn assert_flat(name: &str, grown: isize) {
     assert!(grown < (many() / 2).cast_signed() as isize, "{name}: {grown} bytes more");
 }
 
+/// One key comes and goes in a cache with a limit, and weighs a page: what its former lives have left in the queues must not
+/// be taken for its own.
+#[test]
+fn lives_of_one_key_under_a_limit() {
+    let _alone = alone();
+    let cache = builder().max_capacity(1 << 20).weigher(|_, _| 1 << 12).build();
+    let grown = growth(&cache, |_| {
+        cache.insert(1, [0; 4]);
+        cache.invalidate(&1);
+    });
+    assert_flat("lives of one key", grown);
+}
+
 #[test]
 fn flights() {
     let _alone = alone();

@@ -490,3 +490,39 @@ fn a_panic_whose_payload_panics_too() {
     })
     .unwrap();
 }
+
+/// What is evicted is asked whether it has expired, and so is what the sweep comes by: both after something was stored, and
+/// with an entry in hand. Nothing may be lost to eviction for ever, which the audit at the end sees too.
+#[test]
+fn a_clock_in_a_full_cache() {
+    #[derive(Clone, Default)]
+    struct Clock(Arc<AtomicUsize>);
+    impl quell::Clock for Clock {
+        fn now(&self) -> Duration {
+            assert_ne!(self.0.fetch_sub(1, Ordering::Relaxed), 1, "the clock");
+            secs(1)
+        }
+    }
+    const NEVER: usize = usize::MAX;
+    for nth in 1.. {
+        let clock = Clock(Arc::new(AtomicUsize::new(NEVER)));
+        let cache = plain::<u32, u32>().max_capacity(4).time_to_live(secs(10)).clock(clock.clone()).build();
+        (0..4).for_each(|k| cache.insert(k, k));
+        clock.0.store(nth, Ordering::Relaxed);
+        let call = |k: u32| {
+            cache.insert(k, k);
+            cache.get_with(&(k + 100), || k);
+            cache.remove(&k);
+        };
+        (4..8).for_each(|k| drop(quietly(|| call(k))));
+        let over = clock.0.swap(NEVER, Ordering::Relaxed) <= nth;
+        (8..16).for_each(call);
+        assert!(cache.weighted_size() <= 4, "{} in the cache", cache.weighted_size());
+        (16..20).for_each(|k| cache.insert(k, k));
+        assert_eq!(cache.iter().count(), 4, "what has been lost cannot be dropped: reading {nth}");
+        if over {
+            assert!(nth > 20, "only {nth} readings");
+            break;
+        }
+    }
+}

@@ -17,6 +17,16 @@
 //! | `a_hung_refresh_is_taken_over_by_one` | a stale hit never takes over |
 //! | `a_takeover_meets_a_starting_job` | a job does not ask whether it may begin; a takeover does not end the lease |
 //! | `a_failure_is_shared` | a failed flight settles nothing |
+//! | `an_eviction_meets_an_insert_of_the_same_key` | a weight is not discharged, or twice |
+//! | `an_eviction_meets_a_refresh` | a slot that loads is evicted; a load that ends is not counted |
+//! | `an_eviction_is_told_once` | what was removed is told by who has lost too |
+//! | `a_limit_meets_an_insert`, `a_limit_meets_a_load` | either fence about the capacity is missing |
+//! | `a_limit_meets_a_load_that_is_detached` | what is there beside a load does not enter |
+//! | `a_limit_of_nothing_meets_an_insert` | whoever stores does not look at the capacity again |
+//! | `the_weight_is_never_below_the_truth` | a weight is charged after its CAS, or discharged before |
+//!
+//! Each cache is [audited](super::audit) when it ends: its weight, its counts, and one element for each slot. The models of
+//! the policy alone, which go deeper there, are in `policy::models`.
 
 use super::*;
 use crate::clock::Clock;
@@ -165,9 +175,18 @@ impl Fixture {
     }
 
     fn insert(&self, number: u64) {
+        self.put(KEY, number);
+    }
+
+    fn put(&self, key: u8, number: u64) {
         let value = self.census.value(number);
-        let new = self.core.weighed(&KEY, value, Ttl::default());
-        self.core.insert(KEY, new, &self.core.stay(pin()));
+        let new = self.core.weighed(&key, value, Ttl::default());
+        self.core.insert(key, new, &self.core.stay(pin()));
+    }
+
+    /// Whether a key has a value.
+    fn has(&self, key: u8) -> bool {
+        self.core.read(&key, self.core.hash(&key), false, &pin()).is_ok()
     }
 
     fn loads(&self) -> u64 {
@@ -567,5 +586,212 @@ fn two_misses_on_real_epochs() {
         drop(Participant::take_back());
         drop(collector);
         assert_eq!(cache.census.count(), 0, "values leaked");
+    });
+}
+
+/// A cache for one entry.
+fn of_one() -> Fixture {
+    Fixture::with(|builder| builder.max_capacity(1))
+}
+
+const OTHER: u8 = 8;
+
+/// Drops an entry as whoever needs room does. `false` if nothing may go.
+fn evict(cache: &Fixture) -> bool {
+    let stay = cache.core.stay(pin());
+    cache.core.policy.drop_one(&cache.core.seen(&stay), 0, &stay)
+}
+
+#[test]
+fn an_eviction_meets_an_insert_of_the_same_key() {
+    both("an eviction meets an insert of the same key", 3, |pins| {
+        pins().adopt();
+        let cache = of_one();
+        cache.insert(1);
+        let writer = spawn(pins, {
+            let cache = cache.clone();
+            move || cache.insert(2)
+        });
+        let evictor = spawn(pins, {
+            let cache = cache.clone();
+            move || evict(&cache)
+        });
+        writer.join().unwrap();
+        assert!(evictor.join().unwrap(), "there is a value all the time");
+        let there = cache.get();
+        assert!(matches!(there, None | Some(2)));
+        assert_eq!(cache.core.weight(), u64::from(there.is_some()));
+        assert_eq!(evict(&cache), there.is_some(), "what is there can be dropped");
+        cache.end();
+    });
+}
+
+#[test]
+fn an_eviction_meets_a_refresh() {
+    both("an eviction meets a refresh", 3, |pins| {
+        pins().adopt();
+        let cache = Fixture::with(|builder| builder.max_capacity(1).soft_ttl(Duration::from_secs(1)));
+        stale(&cache);
+        let refresher = spawn(pins, {
+            let cache = cache.clone();
+            move || {
+                let stay = cache.core.stay(pin());
+                let Lookup::Hit { lease: Some(lease), .. } =
+                    cache.core.lookup(&KEY, &Fixture::demand(), &stay)
+                else {
+                    return false;
+                };
+                drop(stay);
+                assert!(cache.publish(lease, 2), "a slot that loads was evicted");
+                true
+            }
+        });
+        let evictor = spawn(pins, {
+            let cache = cache.clone();
+            move || evict(&cache)
+        });
+        let (refreshed, evicted) = (refresher.join().unwrap(), evictor.join().unwrap());
+        assert!(refreshed || evicted);
+        assert_eq!(cache.has(KEY), !evicted);
+        assert_eq!(evict(&cache), !evicted, "what is there can be dropped");
+        cache.end();
+    });
+}
+
+#[test]
+fn an_eviction_is_told_once() {
+    both("an eviction is told once", 3, |pins| {
+        pins().adopt();
+        let told = Arc::new(AtomicU64::new(0));
+        let listener = {
+            let told = told.clone();
+            // Relaxed: a figure; all threads of a model are one thread of the system.
+            move |_: &u8, value: &Value, _| _ = told.fetch_add(1 << (8 * value.number()), Ordering::Relaxed)
+        };
+        let cache = Fixture::with(|builder| builder.max_capacity(1).eviction_listener(listener));
+        cache.insert(1);
+        let remover = spawn(pins, {
+            let cache = cache.clone();
+            move || cache.core.remove(&KEY, &cache.core.stay(pin())).map(|value| value.number())
+        });
+        let evictor = spawn(pins, {
+            let cache = cache.clone();
+            move || cache.put(OTHER, 2)
+        });
+        assert!(matches!(remover.join().unwrap(), None | Some(1)));
+        evictor.join().unwrap();
+        // Relaxed: as above.
+        assert_eq!(told.load(Ordering::Relaxed), 1 << 8, "the first value is told, once");
+        assert!(cache.has(OTHER) && !cache.has(KEY));
+        cache.end();
+    });
+}
+
+/// A cache gets a limit while another thread stores something. Afterwards it can be dropped.
+fn a_limit_meets(name: &'static str, store: fn(&Fixture)) {
+    check(name, 3, FEW, move || {
+        Participant::lasting().adopt();
+        let cache = Fixture::new();
+        let writer = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || store(&cache)
+        });
+        let limiter = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || cache.core.set_capacity(1)
+        });
+        writer.join().unwrap();
+        limiter.join().unwrap();
+        assert!(cache.has(KEY));
+        cache.end();
+    });
+}
+
+#[test]
+fn a_limit_meets_an_insert() {
+    a_limit_meets("a limit meets an insert", |cache| cache.insert(1));
+}
+
+#[test]
+fn a_limit_meets_a_load() {
+    a_limit_meets("a limit meets a load", |cache| _ = cache.get_with(1));
+}
+
+#[test]
+fn a_limit_meets_a_load_that_is_detached() {
+    check("a limit meets a load that is detached", 3, FEW, || {
+        Participant::lasting().adopt();
+        let cache = Fixture::new();
+        let lease = asked(&cache);
+        let expirer = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || cache.core.expire(&KEY, &cache.core.stay(pin()))
+        });
+        let limiter = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || cache.core.set_capacity(1)
+        });
+        limiter.join().unwrap();
+        assert!(expirer.join().unwrap());
+        assert!(!cache.publish(lease, 2));
+        cache.end();
+    });
+}
+
+#[test]
+fn a_limit_of_nothing_meets_an_insert() {
+    check("a limit of nothing meets an insert", 3, FEW, || {
+        Participant::lasting().adopt();
+        let cache = of_one();
+        let writer = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || cache.insert(1)
+        });
+        let limiter = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || cache.core.set_capacity(0)
+        });
+        writer.join().unwrap();
+        limiter.join().unwrap();
+        assert_eq!((cache.core.weight(), cache.has(KEY)), (0, false), "nothing may stay");
+        cache.end();
+    });
+}
+
+/// A value that weighs three is replaced by one of two, and one of four comes, while somebody looks at the sum.
+#[test]
+fn the_weight_is_never_below_the_truth() {
+    check("the weight is never below the truth", 2, FEW, || {
+        Participant::lasting().adopt();
+        let weigher = |_: &u8, value: &Value| value.number() as u32;
+        let cache = Fixture::with(|builder| builder.max_capacity(20).weigher(weigher));
+        cache.put(OTHER, 3);
+        let writer = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || {
+                cache.put(OTHER, 2);
+                cache.put(KEY, 4);
+            }
+        });
+        let looker = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || {
+                let (core, stay) = (&cache.core, cache.core.stay(pin()));
+                let (slot, state) = core.seek(core.hash(&OTHER), &OTHER, &stay).expect("nobody removes it");
+                let (counted, truth) = (core.weight(), slot.weight_of(state.held()));
+                // What can be taken out was there when the sum was looked at.
+                if core.swing(slot, state, Next::Dead, None, &stay).is_ok() {
+                    assert!(counted >= truth.into(), "{counted} is counted, and {truth} there");
+                }
+                // What has not been charged yet would be discharged below zero.
+                drop(core.remove(&KEY, &stay));
+                assert!(core.weight() <= 9, "{} is counted", core.weight());
+            }
+        });
+        writer.join().unwrap();
+        looker.join().unwrap();
+        let there = [KEY, OTHER].map(|key| u64::from(cache.has(key)));
+        assert_eq!(cache.core.weight(), 4 * there[0] + 2 * there[1]);
+        cache.end();
     });
 }

@@ -27,6 +27,8 @@ mod audit;
 mod decide;
 mod ghost;
 mod mark;
+#[cfg(all(test, loom))]
+mod models;
 mod sketch;
 #[cfg(all(test, not(loom)))]
 mod tests;

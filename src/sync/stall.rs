@@ -1,6 +1,8 @@
 //! Progress: a thread is suspended at each step of each operation in turn, and all others must come to their end.
 //!
-//! `cargo test --lib stall`. A call that needs a flight whose leader is suspended waits for it by its contract, up to
+//! `cargo test --lib stall`. In a full cache, all others must still find room, and stay within the capacity but for one entry
+//! for each suspended thread; the [audit](crate::engine) at the end of each cache sees what a suspension has left behind.
+//! A call that needs a flight whose leader is suspended waits for it by its contract, up to
 //! the lease; nothing else may wait at all.
 
 use super::{Cache, Op};
@@ -50,6 +52,17 @@ fn others(cache: &Fixture, key: u64) {
 
 /// Suspends `victim` at its n-th step for all n; returns how many steps it has.
 fn stall(key: u64, victim: impl Fn(&Fixture, u64) + Sync) -> usize {
+    stall_in(fixture, others, |_| (), key, victim)
+}
+
+/// The same with a cache and with others of its own; `finally` looks at the cache when all have ended.
+fn stall_in(
+    fixture: fn() -> Fixture,
+    others: fn(&Fixture, u64),
+    finally: fn(&Fixture),
+    key: u64,
+    victim: impl Fn(&Fixture, u64) + Sync,
+) -> usize {
     for nth in 0.. {
         let cache = fixture();
         let (stall, arm) = armed::arm(nth);
@@ -67,6 +80,7 @@ fn stall(key: u64, victim: impl Fn(&Fixture, u64) + Sync) -> usize {
             suspended.join().unwrap()
         });
         assert!(cache.in_flight().is_empty(), "a load is left behind by the stall at step {nth}");
+        finally(&cache);
         if ended {
             return nth;
         }
@@ -98,6 +112,146 @@ stalls! {
     compute: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Put(1));
     a_load_that_is_abandoned: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Keep);
     a_load_that_finds_nothing: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Remove);
+}
+
+/// Entries of a full cache.
+const FULL: u64 = 4;
+
+/// A cache that is full of the keys up to [`PRESENT`], some of which have been used.
+fn full_of_new() -> Fixture {
+    let lease = Duration::from_millis(5);
+    let cache =
+        Cache::builder().shards(1).lease(lease).max_capacity(FULL).eviction_listener(|_, _, _| ()).build();
+    for k in 0..=PRESENT {
+        cache.insert(k, k);
+        cache.get(&(k & 1));
+    }
+    assert_eq!(cache.len() as u64, FULL);
+    cache
+}
+
+/// A cache whose capacity is one entry: whoever is suspended holds all that there is.
+fn full_of_one() -> Fixture {
+    let cache = Cache::builder().shards(1).lease(Duration::from_millis(5)).max_capacity(1).build();
+    cache.insert(PRESENT, PRESENT);
+    cache
+}
+
+/// The same with most slots in the main queue, since they come back after they were dropped.
+fn full_of_old() -> Fixture {
+    let cache = full_of_new();
+    for k in (0..6).chain(0..6).chain(0..=PRESENT) {
+        cache.insert(k, k);
+        cache.get(&k);
+        cache.get(&k);
+    }
+    assert_eq!(cache.len() as u64, FULL);
+    cache
+}
+
+/// What must not wait for anybody in a full cache, where each insert needs room.
+fn others_in_a_full_cache<const CAPACITY: u64>(cache: &Fixture, key: u64) {
+    cache.set_capacity(CAPACITY);
+    let within = |capacity: u64| {
+        // A suspended thread holds two at most: what it has just stored, and what it is about to drop.
+        let (there, most) = (cache.iter().count() as u64, (capacity + 1).max(3));
+        assert!(there <= most, "{there} entries, and the capacity is {capacity}");
+    };
+    // Another key first: whoever comes by a dead slot of his own key takes it out of the way.
+    for k in [key + 1, key, key + 1] {
+        cache.get(&k);
+        cache.insert(k, 1);
+        assert_eq!(cache.get(&k), Some(1));
+        within(CAPACITY);
+        assert_eq!(cache.remove(&k), Some(1));
+        assert_eq!(cache.get(&k), None);
+    }
+    for k in 1000..1012 {
+        cache.insert(k, k);
+        assert_eq!(cache.get(&k), Some(k), "nobody evicts what it has just stored");
+        within(CAPACITY);
+        cache.get(&(k - 1));
+        cache.insert(k, k + 1);
+        within(CAPACITY);
+    }
+    assert_eq!(cache.get_with(&key, || 5), 5);
+    assert_eq!(cache.get_with(&2000, || 6), 6);
+    within(CAPACITY);
+    cache.set_capacity(2 * CAPACITY);
+    (1000..1010).for_each(|k| cache.insert(k, k));
+    within(2 * CAPACITY);
+    cache.set_capacity(CAPACITY);
+    within(CAPACITY);
+    cache.invalidate_all();
+    cache.run_pending_tasks();
+    cache.insert(key, 7);
+    assert_eq!(cache.get(&key), Some(7));
+}
+
+/// When nobody is suspended any more, the next insert finds the room for all that is too much.
+fn fits<const CAPACITY: u64>(cache: &Fixture) {
+    cache.set_capacity(CAPACITY);
+    cache.insert(3000, 1);
+    assert_eq!(cache.get(&3000), Some(1));
+    assert!(cache.weighted_size() <= CAPACITY, "{} in the cache", cache.weighted_size());
+    assert_eq!(cache.weighted_size(), cache.iter().count() as u64);
+}
+
+/// Suspends `victim` in each kind of full cache. Returns the least number of steps.
+fn stall_when_full(key: u64, victim: impl Fn(&Fixture, u64) + Sync) -> usize {
+    let full = |cache| stall_in(cache, others_in_a_full_cache::<FULL>, fits::<FULL>, key, &victim);
+    let steps = [
+        full(full_of_new),
+        full(full_of_old),
+        stall_in(full_of_one, others_in_a_full_cache::<1>, fits::<1>, key, &victim),
+    ];
+    steps.into_iter().min().expect("there are three")
+}
+
+macro_rules! stalls_when_full {
+    ($($name:ident: at least $steps:literal, $key:expr, $victim:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            let steps = stall_when_full($key, $victim);
+            assert!(steps >= $steps, "only {steps} steps to be suspended at");
+        }
+    )*};
+}
+
+stalls_when_full! {
+    insert_into_a_full_cache: at least 15, ABSENT, |c, k| c.insert(k, 1);
+    inserts_into_a_full_cache: at least 60, ABSENT, |c, k| (k..k + 8).for_each(|k| c.insert(k, 1));
+    insert_over_a_value_of_a_full_cache: at least 3, PRESENT, |c, k| c.insert(k, 1);
+    remove_from_a_full_cache: at least 4, PRESENT, |c, k| _ = c.remove(&k);
+    invalidate_all_of_a_full_cache: at least 4, PRESENT, |c, _| c.invalidate_all();
+    a_load_into_a_full_cache: at least 20, ABSENT, |c, k| _ = c.get_with(&k, || 1);
+    a_load_that_replaces_in_a_full_cache: at least 6, PRESENT,
+        |c, k| _ = c.ask(&k).max_age(Duration::ZERO).load_with(|| 1);
+    a_load_that_fails_in_a_full_cache: at least 6, ABSENT,
+        |c, k| drop(c.try_get_with(&k, || Err::<u64, _>("no")));
+    a_smaller_capacity: at least 10, ABSENT, |c, k| {
+        c.set_capacity(8);
+        (k..k + 3).for_each(|k| c.insert(k, 1));
+        c.set_capacity(1);
+    };
+    no_capacity_for_a_while: at least 4, PRESENT, |c, _| {
+        c.set_capacity(0);
+        c.set_capacity(FULL);
+    };
+    no_limit_for_a_while: at least 4, PRESENT, |c, k| {
+        c.set_capacity(u64::MAX);
+        (k..k + 3).for_each(|k| c.insert(k, 1));
+        c.set_capacity(FULL);
+    };
+    // Used slots of either queue: they are promoted, and go round.
+    promote_and_keep: at least 60, ABSENT, |c, k| {
+        for k in k..k + 6 {
+            c.insert(k, 1);
+            (k..k + 2).for_each(|k| _ = c.get(&k));
+            (0..6).for_each(|k| _ = c.get(&k));
+        }
+        (0..6).for_each(|k| c.insert(k, 1));
+    };
 }
 
 #[test]
