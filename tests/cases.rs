@@ -509,7 +509,8 @@ fn code_of_the_user_under_a_lock_in_a_full_cache() {
         assert_eq!(cache.get_with(&key(n + 100), || key(n)).0, n);
         cache.compute(&key(n / 2), |old| Op::Put(old.cloned().unwrap_or(key(n))));
         let _ = cache.remove(&key(n + 99));
-        assert!(cache.weighted_size() <= 5, "{}", cache.weighted_size());
+        // What is dropped meddles too, on whichever thread frees it: each may be storing one.
+        assert!(cache.weighted_size() <= 5 + 20, "{}", cache.weighted_size());
     }
     cache.set_capacity(2);
     cache.retain(|k, v| k.0.is_multiple_of(2) && v == v);
@@ -1340,7 +1341,10 @@ fn in_flight_entry_evicted() {
             assert_eq!(got, [10, 10, 10, 10, 10, 11, 11, 11, 11, 11]);
         });
         assert_eq!((gates[0].arrived(), gates[1].arrived(), cache.stats().loads), (1, 1, 2));
-        assert_eq!((cache.len(), cache.get(&1)), (1, Some(11)));
+        // Two that store at the same time leave one of the two, or both until the next one makes room.
+        cache.run_pending_tasks();
+        assert_eq!((cache.len(), cache.weighted_size()), (1, 1));
+        assert!(cache.get(&0) == Some(10) || cache.get(&1) == Some(11));
     });
 }
 
@@ -1468,7 +1472,9 @@ fn stuck_flight_blocks_expiry() {
             let outcomes = stuck.map(|s| s.join().unwrap());
             assert_eq!(outcomes, [Outcome::Replaced(0), Outcome::Inserted(0)]);
         });
-        assert_eq!((cache.len(), cache.weighted_size(), cache.get(&2)), (100, 100, Some(0)));
+        // Both may have made room for the same one, and one of them for itself with the other's.
+        assert!([99, 100].contains(&cache.len()), "{}", cache.len());
+        common::assert_weights_add_up(&cache, |_, _| 1);
     });
 }
 

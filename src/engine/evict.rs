@@ -7,7 +7,7 @@
 use super::{Core, Stay, contained};
 use crate::freshness::Stage;
 use crate::observe::{Count, RemovalCause};
-use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing, UNBOUNDED};
+use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing, Tidying, UNBOUNDED};
 use crate::primitive::atomic::{Ordering, fence};
 use crate::primitive::epoch::pin;
 use crate::slot::{Next, Slot, State, USUAL_WEIGHT};
@@ -195,7 +195,11 @@ impl<K, V, S> Core<K, V, S> {
         let half = (hash >> 32) as u32;
         let is_new = slot.is_none_or(|slot| slot.mark().load().place() == Place::Out);
         let admission = is_new.then(|| self.policy.admit(&seen, half, weight, stay));
-        while stay.purse.is_over(more) && self.policy.drop_one(&seen, half, stay) {}
+        // From its own part first, then from each in turn, so that a heavy entry costs all alike.
+        let mut part = half;
+        while stay.purse.is_over(more) && self.policy.drop_one(&seen, part, stay) {
+            part = part.wrapping_add(1);
+        }
         admission
     }
 
@@ -249,6 +253,16 @@ impl<K, V, S> Core<K, V, S> {
             let seen = self.seen(&stay);
             goes_on = (0..BATCH).all(|nth| !stay.purse.is_over(0) || self.policy.drop_one(&seen, nth, &stay));
         }
+    }
+
+    /// Takes what is left of slots that have gone out of the policy's queues, where much is.
+    pub(crate) fn tidy(&self) {
+        let mut tidying = Tidying::default();
+        let step = |tidying: &mut Tidying| {
+            let stay = self.stay(pin());
+            self.policy.tidy(&self.seen(&stay), tidying, &stay)
+        };
+        while step(&mut tidying) {}
     }
 
     /// Sets the capacity, and drops what is too much.

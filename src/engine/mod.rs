@@ -315,10 +315,11 @@ impl<K, V, S> Core<K, V, S> {
         shard.table.visit(at, |slot| self.reap(slot, now, stay), stay)
     }
 
-    /// Sweeps everything that has expired, and drops what is too much.
+    /// Sweeps everything that has expired, drops what is too much, and tidies the policy's queues.
     pub(crate) fn run_pending_tasks(&self) {
         self.each_bucket(|shard, at| self.sweep(shard, at, self.time.now(), &self.stay(pin())));
         self.shrink();
+        self.tidy();
         flush();
     }
 

@@ -37,6 +37,7 @@ where
             let core = core.upgrade()?;
             if !walk.go_on(&core) {
                 core.shrink();
+                core.tidy();
                 return Some(LONG_REST);
             }
         }

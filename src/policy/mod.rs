@@ -58,6 +58,8 @@ const PASSED: usize = if cfg!(loom) { 2 } else { 64 };
 const LOOK: u64 = 64;
 /// Elements that a queue may have whatever the number of slots.
 const LEAST_CROWD: usize = 64;
+/// Elements that are looked at under one pin, where all are.
+const BATCH: usize = 64;
 /// How many pops ahead a slot is asked for, and a bucket.
 const NEAR: usize = 2;
 const FAR: usize = 6;
@@ -218,6 +220,14 @@ pub(crate) struct Policy {
 pub(crate) struct Admission {
     place: Place,
     clock: u64,
+}
+
+/// How far [`Policy::tidy`] has come.
+#[derive(Default)]
+pub(crate) struct Tidying {
+    queue: usize,
+    /// Elements of that queue that are to be looked at.
+    left: usize,
 }
 
 /// What an attempt to make room came to.
@@ -461,6 +471,34 @@ impl Policy {
         if was.place() == Place::Small {
             self.part(hash).small_shrinks(was.weight());
         }
+    }
+
+    /// Takes elements whose slots have gone out of the queues that have many of them, a batch at a time. `false` at the end.
+    /// What is there comes out and goes in again, and so keeps its order.
+    pub(crate) fn tidy<S: Slots>(&self, slots: &S, tidying: &mut Tidying, guard: &Guard) -> bool {
+        let Tidying { queue: nth, left } = tidying;
+        let Some(part) = self.parts.get(*nth / 2) else { return false };
+        let queue = if nth.is_multiple_of(2) { &part.small } else { &part.main };
+        if *left == 0 {
+            let (crowd, enough) = (queue.len(guard), slots.len() / self.parts.len() + LEAST_CROWD);
+            if crowd <= enough + enough / 4 {
+                *nth += 1;
+                return true;
+            }
+            *left = crowd;
+        }
+        for _ in 0..(*left).min(BATCH) {
+            *left -= 1;
+            let Some(old) = queue.pop(guard) else { break };
+            step();
+            if slots.find(Item(old)).is_some() {
+                queue.push(old, guard);
+            }
+        }
+        if *left == 0 {
+            *nth += 1;
+        }
+        true
     }
 
     /// Drops one slot, from the part of this hash, or else from any other. `false` if nothing may go.

@@ -260,6 +260,20 @@ fn elements_of_what_has_gone_do_not_pile_up() {
 }
 
 #[test]
+fn tidying_takes_what_has_gone_and_keeps_the_order() {
+    let cache = ToyCache::new(2_000, 1, 2_000);
+    (0..2_000).for_each(|key| _ = cache.insert(key, 1));
+    (0..2_000).filter(|key| key % 10 != 0).for_each(|key| assert!(cache.remove(key)));
+    let mut tidying = Tidying::default();
+    while cache.policy.tidy(&cache, &mut tidying, &pin()) {}
+    let part = &cache.policy.parts[0];
+    let main: Vec<u32> = std::iter::from_fn(|| part.main.pop(&pin())).map(|item| Item(item).hash()).collect();
+    let elements = main.len() + part.small.len(&pin());
+    assert!(elements <= 200 + 5 * LEAST_CROWD / 4, "{elements} elements of 200 slots");
+    assert!(main.is_sorted(), "in the order in which they came");
+}
+
+#[test]
 fn a_new_capacity_keeps_the_proportion() {
     let policy = Policy::new(1_000, 1);
     policy.target.store(300, Ordering::Relaxed);
