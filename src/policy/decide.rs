@@ -29,7 +29,7 @@ impl Scale {
 
     /// A return within so many misses says that a slightly longer queue would have kept the key.
     pub(super) fn window(self) -> u64 {
-        (self.capacity / 10).max(8)
+        (self.capacity / 10).max(4)
     }
 
     /// Stamps count in units of two to the power of this, so that 16 bits span 256 capacities.

@@ -9,8 +9,9 @@ use crate::primitive::plain::{AtomicU32, Ordering};
 use crate::primitive::prefetch;
 
 const WAYS: usize = 8;
-/// A small cache does well to remember more than it holds.
-const LEAST_ENTRIES: usize = 1024;
+/// A small cache does well to remember more than it holds: so many times as much, up to this.
+const MORE: usize = 4;
+const MUCH: usize = 1024;
 /// An entry: the stamp in the lower half, then whether it was dropped from the main queue, then the fingerprint, which is
 /// never zero. Zero: nothing.
 const MAIN: u32 = 1 << 16;
@@ -31,7 +32,7 @@ pub(super) struct Ghost(Box<[[AtomicU32; WAYS]]>);
 impl Ghost {
     /// For about so many entries.
     pub(super) fn new(entries: usize) -> Self {
-        let sets = entries.max(LEAST_ENTRIES).div_ceil(WAYS);
+        let sets = entries.max((MORE * entries).min(MUCH)).div_ceil(WAYS).max(1);
         Self((0..sets).map(|_| [const { AtomicU32::new(0) }; WAYS]).collect())
     }
 
