@@ -65,6 +65,9 @@ const MOST_WORKERS: usize = 32;
 /// Jobs that may wait for them.
 const PLACES: usize = 256;
 
+/// How long the upkeep rests after it has panicked.
+const REST_AFTER_PANIC: Duration = Duration::from_secs(1);
+
 /// One slice of what is to be seen to now and then. Returns how long to rest until the next, `None` if there is no next.
 pub(crate) type Upkeep = Box<dyn FnMut() -> Option<Duration> + Send>;
 
@@ -122,9 +125,17 @@ impl Keeper {
         let work = move || {
             let _ = pool.upkeeper.set(thread::current());
             // Relaxed: `close` unparks after it has set the flag.
-            while !pool.closed.load(Ordering::Relaxed)
-                && let Some(rest) = upkeep()
-            {
+            while !pool.closed.load(Ordering::Relaxed) {
+                // The clock is user code: if it panics, there is a next time.
+                let rest = match catch_unwind(AssertUnwindSafe(&mut upkeep)) {
+                    Ok(Some(rest)) => rest,
+                    Ok(None) => return,
+                    Err(payload) => {
+                        // Its destructor is user code too.
+                        std::mem::forget(payload);
+                        REST_AFTER_PANIC
+                    }
+                };
                 #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
                 thread::park_timeout(rest);
             }

@@ -154,8 +154,7 @@
 //! by a thread that has then gone idle, at most one bag, wait until it uses quell again, or ends;
 //! [`run_pending_tasks`](Cache::run_pending_tasks) and dropping the last handle hand the calling thread's bag over and free what
 //! no pin holds. A [`Pinned`] that lives long holds everything up; one that is leaked is sound, stops reclamation, and in debug
-//! builds makes the thread's later loads panic. The first value of an entry that is removed while its key is being loaded goes
-//! when that load ends.
+//! builds makes the thread's later loads panic.
 //!
 //! Values that have expired go when they are met: by a read of them, by a sweep of four buckets per write (a whole lap within
 //! about half as many writes as there are entries), at the old end of an eviction queue, by `run_pending_tasks`, and by the

@@ -35,7 +35,7 @@ use crate::error::LoadError;
 use crate::flight::{self, Ticket};
 use crate::policy::MarkWord;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
-use crate::primitive::epoch::{Guard, exclusive, retire};
+use crate::primitive::epoch::{Guard, contain, exclusive, retire};
 use crate::primitive::plain::AtomicU64;
 use crate::primitive::step::step;
 use crate::primitive::{Arc, Witness, exposed, owner};
@@ -277,16 +277,17 @@ impl<K, V> Linked for Slot<K, V> {
     unsafe fn release(this: NonNull<Self>) {
         // SAFETY: the caller owns a share.
         let slot = unsafe { this.as_ref() };
-        // Acquire: the uses of all other shares come before the free; pairs with the Release below. A share that is the only one
-        // stays that: shares are made from shares, or under a pin for which the table's is left.
-        let only = slot.shares.load(Ordering::Acquire) & !IDLES == 1;
-        // Release: this share's uses; pairs with the Acquire above, or with that of the last share below.
+        // Relaxed: a share that is the only one stays that: shares are made from shares, or under a pin for which the table's
+        // is left.
+        let only = slot.shares.load(Ordering::Relaxed) & !IDLES == 1;
+        // Release: this share's uses; pairs with the Acquire below.
         if only || slot.shares.fetch_sub(1, Ordering::Release) & !IDLES == 1 {
-            // Acquire: as above.
+            // Acquire: the uses of all other shares come before the free; pairs with the Release above.
             slot.shares.load(Ordering::Acquire);
             slot.witness.ended();
+            // Destructors are user code, and the last share may go anywhere.
             // SAFETY: that was the last share.
-            unsafe { Self::free(this) };
+            contain(|| unsafe { Self::free(this) });
         }
     }
 }
@@ -497,7 +498,10 @@ impl<K, V> Slot<K, V> {
             Next::Prev if held.is_nothing() => (tagged(null_mut(), DEAD), Keep::All),
             Next::Prev => (held.raw(), Keep::All),
             Next::Dead => {
-                let stays = self.is_room(held.cell_ptr());
+                // Where a load has a share, which may hang, the value must not wait for it.
+                // Relaxed: the share of a load is counted before its claim, by a CAS that the one which led to `from` has acquired.
+                let alone = self.shares.load(Ordering::Relaxed) & !IDLES == 1;
+                let stays = alone && self.is_room(held.cell_ptr());
                 let room = if stays { self.room().cast() } else { null_mut() };
                 (tagged(room, DEAD), Keep::Nothing { room: false })
             }
@@ -531,9 +535,11 @@ impl<K, V> Slot<K, V> {
                 None
             }
             Keep::Nothing { .. } => {
+                // Before the record goes, which tells: where nobody else is there, it goes at once.
+                let cell = held.cell_ptr();
                 Self::retire_record(held, guard);
                 let stays = word.addr() & TAGS == DEAD && !untagged(word).is_null();
-                Taken::of(self, held.cell_ptr(), stays, guard)
+                Taken::of(self, cell, stays, guard)
             }
         };
         Swing::Won { values: has - had, taken }

@@ -35,6 +35,15 @@ impl<'c> Purse<'c> {
         self.weight.set(self.weight.get() + u64::from(weight));
     }
 
+    /// Counts what is beyond `most` no longer: others who are over the capacity would take as much out again.
+    fn keep_at_most(&self, most: u32) {
+        let beyond = self.weight.get().saturating_sub(u64::from(most));
+        if beyond > 0 {
+            self.weight.set(u64::from(most));
+            self.policy.discharge(beyond);
+        }
+    }
+
     /// Something is about to come in.
     fn take(&self, weight: u32) {
         let (there, weight) = (self.weight.get(), u64::from(weight));
@@ -198,6 +207,7 @@ impl<K, V, S> Core<K, V, S> {
         // From its own part first, then from each in turn, so that a heavy entry costs all alike.
         let mut part = half;
         while stay.purse.is_over(more) && self.policy.drop_one(&seen, part, stay) {
+            stay.purse.keep_at_most(more);
             part = part.wrapping_add(1);
         }
         admission
@@ -251,7 +261,11 @@ impl<K, V, S> Core<K, V, S> {
         while goes_on && self.policy.weight() > self.policy.capacity() {
             let stay = self.stay(pin());
             let seen = self.seen(&stay);
-            goes_on = (0..BATCH).all(|nth| !stay.purse.is_over(0) || self.policy.drop_one(&seen, nth, &stay));
+            goes_on = (0..BATCH).all(|nth| {
+                let goes_on = !stay.purse.is_over(0) || self.policy.drop_one(&seen, nth, &stay);
+                stay.purse.keep_at_most(0);
+                goes_on
+            });
         }
     }
 

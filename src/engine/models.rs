@@ -24,6 +24,7 @@
 //! | `a_limit_meets_a_load_that_is_detached` | what is there beside a load does not enter |
 //! | `a_limit_of_nothing_meets_an_insert` | whoever stores does not look at the capacity again |
 //! | `the_weight_is_never_below_the_truth` | a weight is charged after its CAS, or discharged before |
+//! | `a_charge_that_was_not_used_comes_back` | what was charged for a CAS that fails stays counted |
 //!
 //! Each cache is [audited](super::audit) when it ends: its weight, its counts, and one element for each slot. The models of
 //! the policy alone, which go deeper there, are in `policy::models`.
@@ -785,6 +786,8 @@ fn the_weight_is_never_below_the_truth() {
                 }
                 // What has not been charged yet would be discharged below zero.
                 drop(core.remove(&KEY, &stay));
+                // What has been taken out is taken off when the stay ends.
+                drop(stay);
                 assert!(core.weight() <= 9, "{} is counted", core.weight());
             }
         });
@@ -792,6 +795,24 @@ fn the_weight_is_never_below_the_truth() {
         looker.join().unwrap();
         let there = [KEY, OTHER].map(|key| u64::from(cache.has(key)));
         assert_eq!(cache.core.weight(), 4 * there[0] + 2 * there[1]);
+        cache.end();
+    });
+}
+
+/// Two put a heavier value in the place of the same one: whoever is slower has charged for nothing, and tries again.
+#[test]
+fn a_charge_that_was_not_used_comes_back() {
+    check("a charge that was not used comes back", 2, FEW, || {
+        Participant::lasting().adopt();
+        let weigher = |_: &u8, value: &Value| value.number() as u32;
+        let cache = Fixture::with(|builder| builder.max_capacity(20).weigher(weigher));
+        cache.put(OTHER, 1);
+        let writers = [3, 6].map(|number| {
+            let cache = cache.clone();
+            spawn(Participant::lasting, move || cache.put(OTHER, number))
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        assert!(matches!(cache.core.weight(), 3 | 6), "{} is counted", cache.core.weight());
         cache.end();
     });
 }

@@ -80,6 +80,10 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
                     State::Ready(_) | State::Loading(_) => Next::Dead,
                 };
                 if self.swing(slot, state, next, Some(RemovalCause::Explicit), stay).is_ok() {
+                    if stays {
+                        // The capacity may have been lowered while a load kept it.
+                        self.stored(slot, None, stay);
+                    }
                     return;
                 }
             }
@@ -191,6 +195,10 @@ where
                 (None, _) => return false,
             };
             if self.swing(slot, state, next, None, stay).is_ok() {
+                if live.is_some() {
+                    // The capacity may have been lowered while a load kept it.
+                    self.stored(slot, None, stay);
+                }
                 return live.is_some();
             }
         }

@@ -147,7 +147,8 @@ mod imp {
     /// `drop` may run on any thread, and nothing that it frees may be reachable for a thread that pins from now on.
     pub(crate) unsafe fn retire(guard: &Guard, bytes: usize, drop: impl FnOnce()) {
         let number = LOCAL.try_with(|local| {
-            local.owed.set(local.owed.get() + bytes);
+            // What frees no memory of quell's own may free much of the user's.
+            local.owed.set(local.owed.get() + bytes.max(1));
             local.number.get()
         });
         count_unreclaimed(bytes as u64, number.unwrap_or(SHARED));
