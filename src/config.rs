@@ -192,8 +192,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// Is told of each value that has left the cache, once, and why: on the thread that took it out, when that holds
-    /// nothing any more. It may use the cache. If it panics, that is counted. It is not told of the values that go with the
-    /// whole cache.
+    /// nothing any more. It may use the cache; of what leaves by that it is told when it has returned, so one that puts back
+    /// whatever was dropped for want of room never comes to an end. If it panics, that is counted. It is not told of the
+    /// values that go with the whole cache.
     pub fn eviction_listener(
         mut self,
         listener: impl Fn(&K, &V, RemovalCause) + Send + Sync + 'static,

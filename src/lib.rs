@@ -103,7 +103,8 @@
 //!
 //! An [`eviction_listener`](CacheBuilder::eviction_listener) is told of each value that leaves, once, and of the
 //! [cause](RemovalCause): not of a value that is renewed (`expire`, [`Loaded::not_modified`]), of one that was refused, or of
-//! those that go with the whole cache.
+//! those that go with the whole cache. Of what leaves because of something that it does itself it is told when it has
+//! returned.
 //!
 //! # Consistency
 //! Writes are linearizable per key with each other and with loads: each is one compare-and-swap of the key's slot. A load

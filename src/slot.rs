@@ -27,7 +27,7 @@
 //! - `INV-slot-4`: the slot's own room (`first`) is written once: by the inserter of a new slot before it is linked,
 //!   or by the slot's first flight. A value in the room weighs what values usually weigh; each other one is in a box,
 //!   with its weight. When a value that is in the room is replaced, it is retired, with a share of the slot; when its slot
-//!   dies, it stays, and goes with the slot: the word says so.
+//!   dies and only the table has a share, it stays, and goes with the slot: the word says so.
 //! - `INV-slot-5`: a cell's times never change.
 
 use crate::clock::Moment;

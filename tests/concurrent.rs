@@ -399,3 +399,107 @@ fn threads_come_and_go() {
     }
     assert_eq!(cache.stats().hits, rounds(50) * THREADS * 20);
 }
+
+/// What a failed load has left over a value goes with the cache, once.
+#[test]
+fn a_cache_ends_with_failures_over_values() {
+    for replaced in [false, true] {
+        let clock = ManualClock::new();
+        let builder = Cache::builder().soft_ttl(Duration::from_secs(1)).clock(clock.clone());
+        let cache: Cache<u64, Arc<u64>> = builder.build();
+        let value = Arc::new(7);
+        cache.insert(1, value.clone());
+        if replaced {
+            cache.insert(1, value.clone());
+        }
+        clock.advance(Duration::from_secs(2));
+        assert_eq!(cache.try_get_with(&1, || Err::<Arc<u64>, _>("no")).ok(), Some(value.clone()));
+        drop(cache);
+        cache_is_gone(&value);
+    }
+}
+
+/// No cache holds the value any more, but what this thread has retired may wait for pins of other tests.
+fn cache_is_gone(value: &Arc<u64>) {
+    let other: Cache<u8, u8> = Cache::new(1);
+    while Arc::strong_count(value) > 1 {
+        other.run_pending_tasks();
+        std::thread::yield_now();
+    }
+}
+
+/// Slots that die with their values in them, against readers, leases, failures, a listener, growth and the end of the cache.
+#[test]
+fn slots_that_die_with_their_values() {
+    const KEYS: u64 = 64;
+    let value = |key: u64, nth: u64| Arc::new(Box::new(key * 1_000_000 + nth % 1_000));
+    let fits = |key: u64, value: &Arc<Box<u64>>| assert_eq!(***value / 1_000_000, key);
+    for round in 0..12_u64 {
+        let mut builder = Cache::builder()
+            .soft_ttl(Duration::from_micros(50))
+            .time_to_live(Duration::from_millis(if round % 5 == 0 { 1 } else { 1_000 }))
+            .stale_if_error(Duration::from_millis(5))
+            .shards(1 << (round % 2));
+        if round % 3 != 0 {
+            builder =
+                builder.max_capacity(8 + round * 3).weigher(|key: &u64, _: &Arc<Box<u64>>| (*key % 3) as u32);
+        }
+        if round % 2 == 0 {
+            builder = builder.time_to_idle(Duration::from_millis(3));
+        }
+        if round % 4 < 2 {
+            builder = builder.eviction_listener(move |key, value, _| fits(*key, value));
+        }
+        let cache = builder.build();
+        std::thread::scope(|s| {
+            for thread in 0..4_u64 {
+                let cache = &cache;
+                s.spawn(move || {
+                    let mut x = thread * 77 + round + 1;
+                    for nth in 0..500_u64 {
+                        x ^= x << 13;
+                        x ^= x >> 7;
+                        x ^= x << 17;
+                        let key = x >> 8 & (KEYS - 1);
+                        match x >> 40 & 15 {
+                            0 | 1 => cache.insert(key, value(key, nth)),
+                            2 => cache.invalidate(&key),
+                            3 => drop(cache.remove(&key)),
+                            4 => drop(cache.try_get_with(&key, || Err::<Arc<Box<u64>>, _>("no"))),
+                            5 | 6 => fits(key, &cache.get_with(&key, || value(key, nth))),
+                            7 => {
+                                let _ = cache.compute(&key, |there| match (there, nth % 3) {
+                                    (Some(_), 0) => Op::Remove,
+                                    (_, 1) => Op::Keep,
+                                    _ => Op::Put(value(key, nth)),
+                                });
+                            }
+                            8 => {
+                                let pinned = cache.pin();
+                                let seen = [0, 1, 2, 3].map(|i| (key ^ i, pinned.get(&(key ^ i))));
+                                std::thread::yield_now();
+                                seen.iter()
+                                    .for_each(|(key, seen)| seen.iter().for_each(|seen| fits(*key, seen)));
+                            }
+                            9 => _ = cache.read(&key, |seen| fits(key, seen)),
+                            10 => _ = cache.expire(&key),
+                            11 if nth % 16 == 0 => cache.retain(|key, _| key % 2 == nth % 2),
+                            12 if nth % 64 == 0 => cache.run_pending_tasks(),
+                            13 if nth % 128 == 0 => {
+                                cache.set_capacity([0, 5, 20, u64::MAX][(nth / 128 % 4) as usize])
+                            }
+                            14 => fits(
+                                key,
+                                &cache.get_with(&key, || {
+                                    cache.invalidate(&key);
+                                    value(key, nth)
+                                }),
+                            ),
+                            _ => drop(cache.get(&key)),
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

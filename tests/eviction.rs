@@ -19,7 +19,7 @@ use quell::{
     RemovalCause,
 };
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -1188,10 +1188,6 @@ fn each_value_that_has_come_is_told_or_still_there() {
     }
 }
 
-thread_local! {
-    static DEPTH: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
 #[test]
 fn the_listener_may_use_the_cache() {
     // Of the same key and of others, in a full cache and in one that is not. It puts back what goes, at first.
@@ -1208,11 +1204,10 @@ fn the_listener_may_use_the_cache() {
                     let (cache, new) = (house.get().unwrap(), || values.fetch_add(1, Ordering::SeqCst));
                     // It is called while nothing is held: a load may run, and wait for others.
                     assert_ne!(cache.get(key), Some(*value), "it has gone");
-                    // What it takes out itself it is told of as well.
-                    if count.fetch_add(1, Ordering::SeqCst) % 3 != 0 || DEPTH.get() > 2 {
+                    // What it takes out itself it is told of as well, when it has returned: less than sixteen values, so it ends.
+                    if count.fetch_add(1, Ordering::SeqCst) % 16 != 0 {
                         return;
                     }
-                    DEPTH.set(DEPTH.get() + 1);
                     let (other, inserted) = (key + 1_000_000, new());
                     cache.insert(other, inserted);
                     // What is told by that may drop it again.
@@ -1225,7 +1220,6 @@ fn the_listener_may_use_the_cache() {
                         _ => _ = cache.compute(key, |_| Op::Put(new())),
                     }
                     cache.run_pending_tasks();
-                    DEPTH.set(DEPTH.get() - 1);
                 })
                 .build();
             assert!(home.set(cache.clone()).is_ok());
@@ -1426,4 +1420,83 @@ fn the_listener_runs_on_the_thread_that_took_the_value_out() {
     });
     cache.invalidate(&2);
     assert_eq!(seen.recv().unwrap(), (2, thread::current().id()));
+}
+
+/// Each value that is dropped for want of room is put back, as often as it is told: one call leads to the next, and none
+/// runs inside another.
+#[test]
+fn a_listener_that_puts_back_does_not_nest() {
+    const TIMES: usize = 20_000;
+    let home: Arc<OnceLock<Cache<u64, u64>>> = Arc::default();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let inside = Arc::new(AtomicUsize::new(0));
+    let cache = {
+        let (home, calls, inside) = (Arc::downgrade(&home), calls.clone(), inside.clone());
+        Cache::builder()
+            .max_capacity(10)
+            .eviction_listener(move |key: &u64, value: &u64, cause| {
+                if cause == RemovalCause::Size && calls.fetch_add(1, Ordering::Relaxed) < TIMES {
+                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "one call after the other");
+                    if let Some(cache) = home.upgrade() {
+                        cache.get().expect("it is there before the first insert").insert(*key, *value);
+                    }
+                    inside.fetch_sub(1, Ordering::Relaxed);
+                }
+            })
+            .build()
+    };
+    assert!(home.set(cache.clone()).is_ok());
+    (0..11).for_each(|key| cache.insert(key, key));
+    assert_eq!((calls.load(Ordering::Relaxed), cache.len()), (TIMES + 1, 10));
+    assert_eq!(cache.stats().listener_panics, 0);
+}
+
+/// What one thread takes out, the others who are over the capacity as well do not take out again.
+#[test]
+fn many_who_are_over_take_no_more_than_one() {
+    const CAPACITY: u64 = 20_000;
+    let cache: Cache<u64, u64> = Cache::new(CAPACITY);
+    (0..CAPACITY).for_each(|key| cache.insert(key, key));
+    let (ends, lowest) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+    std::thread::scope(|s| {
+        for thread in 1..5_u64 {
+            let (cache, ends) = (&cache, &ends);
+            s.spawn(move || {
+                let mut key = thread << 32;
+                while ends.load(Ordering::Relaxed) == 0 {
+                    cache.insert(key, key);
+                    key += 1;
+                }
+            });
+        }
+        cache.set_capacity(CAPACITY / 2);
+        for _ in 0..500 {
+            lowest.fetch_min(cache.len(), Ordering::Relaxed);
+            std::thread::yield_now();
+        }
+        ends.store(1, Ordering::Relaxed);
+    });
+    let lowest = lowest.into_inner() as u64;
+    assert!(lowest > CAPACITY / 2 * 9 / 10, "{lowest} entries of {}", CAPACITY / 2);
+}
+
+#[test]
+fn a_detached_refresh_gives_nothing_back_beyond_the_capacity() {
+    for by_retain in [false, true] {
+        let clock = ManualClock::new();
+        let builder = Cache::builder().max_capacity(10).soft_ttl(Duration::from_secs(1)).clock(clock.clone());
+        let cache: Cache<u64, u64> = builder.time_to_live(Duration::from_secs(100)).build();
+        cache.insert(1, 1);
+        clock.advance(Duration::from_secs(2));
+        cache.get_with(&1, || {
+            cache.set_capacity(0);
+            if by_retain {
+                cache.retain(|_, _| true)
+            } else {
+                assert!(cache.expire(&1))
+            }
+            2
+        });
+        assert_eq!((cache.len(), cache.get(&1)), (0, None));
+    }
 }

@@ -8,10 +8,11 @@
     reason = "tests use real threads and real time"
 )]
 
-use quell::{Cache, Rejected, RemovalCause};
+use quell::{Cache, Clock, Rejected, RemovalCause};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Long enough for any machine; no test waits for it unless it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -122,4 +123,27 @@ fn thread_names() -> Vec<String> {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
     tasks.flatten().filter_map(name).map(|name| name.trim().to_owned()).collect()
+}
+
+/// A clock that panics once, on the keeper's own thread.
+struct Faulty(Instant, AtomicUsize);
+
+impl Clock for Faulty {
+    fn now(&self) -> Duration {
+        let by_keeper = thread::current().name() == Some("quell-faulty");
+        assert!(!by_keeper || self.1.fetch_add(1, Ordering::Relaxed) != 1, "the clock has a fault");
+        self.0.elapsed()
+    }
+}
+
+#[test]
+fn a_panic_of_the_clock_costs_one_sweep() {
+    let (told, listener) = told();
+    let clock = Faulty(Instant::now(), AtomicUsize::new(0));
+    let builder = Cache::builder().name("faulty").clock(clock).time_to_live(Duration::from_millis(20));
+    let cache = builder.eviction_listener(listener).build();
+    for key in 0..2 {
+        cache.insert(key, key);
+        assert_eq!(told.recv_timeout(PATIENCE).map(|(key, ..)| key), Ok(key));
+    }
 }

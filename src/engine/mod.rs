@@ -16,7 +16,7 @@ mod stay;
 mod upkeep;
 mod write;
 
-pub(crate) use stay::Stay;
+pub(crate) use stay::{Stay, Teller, teller};
 pub(crate) use upkeep::upkeep;
 pub(crate) use write::source_fence;
 
@@ -64,6 +64,7 @@ pub(crate) struct Core<K, V, S> {
     pub(crate) counters: Counters,
     pub(crate) keeper: Keeper,
     executor: Option<Arc<dyn Executor>>,
+    teller: Option<Teller<K, V>>,
     hasher: S,
     shards: Box<[Shard<K, V>]>,
     policy: Policy,
@@ -119,6 +120,7 @@ impl<K, V, S> Core<K, V, S> {
         hasher: S,
         executor: Option<Arc<dyn Executor>>,
         upkeep: Option<Upkeep>,
+        teller: Option<Teller<K, V>>,
     ) -> Self {
         let each = settings.initial_capacity.div_ceil(settings.shards);
         let shard = |_| Shard {
@@ -131,6 +133,7 @@ impl<K, V, S> Core<K, V, S> {
             counters: Counters::new(),
             keeper: Keeper::new(&settings.name, upkeep),
             executor,
+            teller,
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
             policy: Policy::new(settings.max_capacity, settings.shards),

@@ -41,6 +41,7 @@ use crate::primitive::epoch::Participant;
 use crate::primitive::epoch::pin;
 use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
 use crate::slot::SlotTicket;
+use std::sync::Weak;
 use std::time::Duration;
 
 const KEY: u8 = 7;
@@ -93,7 +94,8 @@ impl Fixture {
         let Ok((settings, Parts { hasher, .. })) = builder.check() else { panic!("the settings are good") };
         let hand = Hand::default();
         let time = Time::Given { clock: Arc::new(hand.clone()), by_hand: true };
-        let core = Arc::new(Core::new(settings, time, hasher, None, None));
+        let teller = settings.listener.clone().map(|listener| teller(listener, Weak::<TestCore>::new()));
+        let core = Arc::new(Core::new(settings, time, hasher, None, None, teller));
         Self { core, hand, census: Census::default(), source: Arc::new(Watched::new(0)) }
     }
 

@@ -3,12 +3,15 @@
 use super::Core;
 use super::evict::Purse;
 use crate::clock::Time;
+use crate::config::Listener;
 use crate::observe::{Count, RemovalCause};
-use crate::primitive::epoch::{Guard, settle};
+use crate::primitive::epoch::{Guard, contain, settle};
+use crate::primitive::turn::in_turn;
 use crate::slot::{Removed, Taken};
 use std::cell::RefCell;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
 
 /// One operation's pin. When it ends, the pin goes first, then the purse; then the listener is told, which holds nothing; then
 /// what has been retired is settled.
@@ -44,7 +47,7 @@ impl<K, V, S> Deref for Stay<'_, K, V, S> {
 impl<'c, K, V, S> Stay<'c, K, V, S> {
     /// A value has been taken out. The listener is told after the pin.
     pub(super) fn removes(&self, taken: Taken<'_, K, V>, cause: RemovalCause) {
-        if self.outbox.core.settings.listener.is_some() {
+        if self.outbox.core.teller.is_some() {
             self.outbox.removed.borrow_mut().push((taken.hold(), cause));
         }
     }
@@ -57,17 +60,38 @@ impl<'c, K, V, S> Stay<'c, K, V, S> {
 
 impl<K, V, S> Drop for Outbox<'_, K, V, S> {
     fn drop(&mut self) {
-        for (removed, cause) in self.removed.take() {
-            let Some(listener) = &self.core.settings.listener else { continue };
+        if let Some(tell) = &self.core.teller {
+            self.removed.take().into_iter().for_each(|(removed, cause)| tell(removed, cause));
+        }
+        settle(|| Time::Coarse.now().nanos() >> TICK);
+    }
+}
+
+/// Tells the eviction listener.
+pub(crate) type Teller<K, V> = Box<dyn Fn(Removed<K, V>, RemovalCause) + Send + Sync>;
+
+/// Tells a cache's listener of one value after the other: of one that leaves because of what the listener does, when it has
+/// returned.
+pub(crate) fn teller<K, V, S>(listener: Listener<K, V>, core: Weak<Core<K, V, S>>) -> Teller<K, V>
+where
+    K: Send + Sync + 'static,
+    V: Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    Box::new(move |removed, cause| {
+        let (listener, core) = (listener.clone(), core.clone());
+        in_turn(move || {
             let tell = || listener(removed.key(), removed.value(), cause);
             if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
                 // Its destructor is user code too.
                 std::mem::forget(payload);
-                self.core.counters.add(Count::ListenerPanics);
+                if let Some(core) = core.upgrade() {
+                    core.counters.add(Count::ListenerPanics);
+                }
             }
-        }
-        settle(|| Time::Coarse.now().nanos() >> TICK);
-    }
+            contain(|| drop((removed, listener)));
+        });
+    })
 }
 
 /// A tick of the default clock, about: nanoseconds as a power of two.

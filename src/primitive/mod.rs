@@ -14,6 +14,7 @@ pub(crate) mod step;
 pub(crate) mod thin;
 #[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
 pub(crate) mod thread;
+pub(crate) mod turn;
 
 #[cfg(not(loom))]
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]

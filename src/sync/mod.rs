@@ -15,7 +15,7 @@ pub use pinned::Pinned;
 
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
-use crate::engine::{Core, Glance, Nothing, upkeep};
+use crate::engine::{Core, Glance, Nothing, teller, upkeep};
 use crate::error::BuildError;
 use crate::freshness::Ttl;
 use crate::hash::DefaultHashBuilder;
@@ -139,7 +139,8 @@ where
             // A clock that is moved by hand leaves the sweeping to its mover, and an executor of the user's takes all work.
             let is_kept = executor.is_none() && !time.is_moved_by_hand();
             let upkeep = is_kept.then(|| upkeep(core.clone()));
-            Core::new(settings, time, hasher, executor, upkeep)
+            let teller = settings.listener.clone().map(|listener| teller(listener, core.clone()));
+            Core::new(settings, time, hasher, executor, upkeep, teller)
         });
         let life = life.expect("made together with the core");
         Ok(Cache { life, core })
