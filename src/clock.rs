@@ -86,6 +86,11 @@ impl Time {
         }
     }
 
+    /// Now, if the clock is a given one.
+    pub(crate) fn given_now(&self) -> Option<Moment> {
+        matches!(self, Self::Given { .. }).then(|| self.now())
+    }
+
     /// Now, as exactly as can be had: for measuring how long a load took.
     pub(crate) fn precise(&self) -> Moment {
         match self {

@@ -291,6 +291,8 @@ where
     {
         let core = &self.core;
         let mut waiting: Option<(Moment, Moment)> = None;
+        // Of a clock that may be moved as soon as this caller is seen to wait: before it is.
+        let arrived = core.time.given_now();
         loop {
             let ticket = {
                 let stay = core.stay(pin());
@@ -328,10 +330,10 @@ where
                 }
             };
             refuse_under_pin();
-            // Exactly: a coarse clock lags, and would end a short wait at once.
-            let now = core.time.precise();
             let (since, deadline) = *waiting.get_or_insert_with(|| {
                 core.counters.add(Count::Misses);
+                // Exactly: a coarse clock lags, and would end a short wait at once.
+                let now = arrived.unwrap_or_else(|| core.time.precise());
                 (now, terms.patience.map_or(Moment::NEVER, |patience| now.plus(patience)))
             });
             let waits = graph().wait_for(ticket.flight().id(), &core.settings.name);
