@@ -148,10 +148,10 @@
 //! # Memory
 //! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
 //! lock-freedom*, 2004), in a collector of quell's own, so that other crates' pins do not hold it. Each thread collects
-//! what it retires in bags of 64. It hands its bag over and frees what may go when it has retired more than 64 KiB of entries
+//! what it retires in bags of 64. It hands its bag over and frees what may go when it has retired more than 16 KiB of entries
 //! since it last did, and with the first operation that retires something in each tick of 4 ms. What is retired may go three
 //! such steps later, of whichever threads. So behind a thread that goes on, no more waits than it has retired in a few ticks, or
-//! some hundred KiB (without what keys and values own on the heap); [`Stats::unreclaimed`] shows how much. Values retired
+//! some ten KiB (without what keys and values own on the heap); [`Stats::unreclaimed`] shows how much. Values retired
 //! by a thread that has then gone idle, at most one bag, wait until it uses quell again, or ends;
 //! [`run_pending_tasks`](Cache::run_pending_tasks) and dropping the last handle hand the calling thread's bag over and free what
 //! no pin holds. A [`Pinned`] that lives long holds everything up; one that is leaked is sound, stops reclamation, and in debug

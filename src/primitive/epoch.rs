@@ -10,7 +10,7 @@ use super::thread::NUMBERED;
 
 /// How many bytes a thread may retire before it settles.
 #[cfg_attr(loom, allow(dead_code, reason = "a model settles where it wants to"))]
-pub(crate) const DEBT: usize = 64 << 10;
+pub(crate) const DEBT: usize = 16 << 10;
 
 /// Bytes that have been retired less those that have been reclaimed, by the number of the thread that did it. Each thread
 /// with a number writes to its own alone; one of them may be below zero, their sum is not.
