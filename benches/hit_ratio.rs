@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench --bench hit_ratio                                    generated workloads, under a minute
-//! cargo bench --bench hit_ratio -- ../shared/traces                every trace of a directory, some minutes
+//! cargo bench --bench hit_ratio -- DIRECTORY                       every trace of a directory, some minutes
 //! cargo bench --bench hit_ratio -- --fast                          without workloads of two million requests or more
 //! cargo bench --bench hit_ratio -- --only OLTP,loop                these workloads
 //! cargo bench --bench hit_ratio -- --caches quell,quick_cache,OPT  these caches

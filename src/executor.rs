@@ -1,12 +1,12 @@
 //! Background work: the port, and the keeper that serves it when no executor is given.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use crate::primitive::basket::Basket;
+use crate::primitive::caught;
 use crate::primitive::plain::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// One piece of background work: a refresh. Running it calls the loader; dropping it unrun is legal, costs that one
@@ -127,15 +127,7 @@ impl Keeper {
             // Relaxed: `close` unparks after it has set the flag.
             while !pool.closed.load(Ordering::Relaxed) {
                 // The clock is user code: if it panics, there is a next time.
-                let rest = match catch_unwind(AssertUnwindSafe(&mut upkeep)) {
-                    Ok(Some(rest)) => rest,
-                    Ok(None) => return,
-                    Err(payload) => {
-                        // Its destructor is user code too.
-                        std::mem::forget(payload);
-                        REST_AFTER_PANIC
-                    }
-                };
+                let Some(rest) = caught(&mut upkeep).unwrap_or(Some(REST_AFTER_PANIC)) else { return };
                 #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
                 thread::park_timeout(rest);
             }
@@ -236,7 +228,7 @@ impl Pool {
                     let _ = self.see_to_it();
                 }
                 // A job catches its loader's panic; this is for what comes after it (a destructor, say).
-                let _ = catch_unwind(AssertUnwindSafe(|| job.run()));
+                let _ = caught(|| job.run());
                 continue;
             }
             // Relaxed: the fence below orders it.

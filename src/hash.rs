@@ -103,10 +103,22 @@ pub(crate) fn hash_of<S: BuildHasher + 'static, Q: Hash + ?Sized>(hasher: &S, ke
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
+/// The upper half of a hash: all that slots, lists and the policy's queues remember of it.
+#[inline]
+pub(crate) fn half_of(hash: u64) -> u32 {
+    (hash >> 32) as u32
+}
+
+/// A hash with this upper half: as good as the one that was halved.
+#[inline]
+pub(crate) fn whole_of(half: u32) -> u64 {
+    u64::from(half) << 32
+}
+
 /// The shard of a hash, by the lowest bits of its upper half. `shards` is a power of two.
 #[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    (hash >> 32) as usize & (shards - 1)
+    half_of(hash) as usize & (shards - 1)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -33,6 +33,7 @@
 use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::{self, Ticket};
+use crate::hash::{half_of, whole_of};
 use crate::policy::MarkWord;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::primitive::epoch::{Guard, contain, exclusive, retire};
@@ -271,7 +272,7 @@ impl<K, V> SlotRef<K, V> {
 impl<K, V> Linked for Slot<K, V> {
     #[inline]
     fn hash(&self) -> u64 {
-        u64::from(self.hash) << 32
+        whole_of(self.hash)
     }
 
     unsafe fn release(this: NonNull<Self>) {
@@ -298,7 +299,7 @@ impl<K, V> Slot<K, V> {
         let slot = Self {
             word: AtomicPtr::new(null_mut()),
             mark,
-            hash: (hash >> 32) as u32,
+            hash: half_of(hash),
             shares: AtomicU32::new(if used.is_some() { 1 | IDLES } else { 1 }),
             key,
             first: UnsafeCell::new(MaybeUninit::uninit()),

@@ -9,6 +9,9 @@
     reason = "a test may use the standard library's own"
 )]
 
+mod common;
+
+use common::Random;
 use quell::{Cache, LoadErrorKind, ManualClock, Op};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,22 +22,6 @@ const THREADS: u64 = 4;
 
 fn rounds(short: u64) -> u64 {
     if std::env::var_os("QUELL_LONG").is_some() { short * 100 } else { short }
-}
-
-/// A generator that needs no crate: splitmix64 (Steele, Lea, Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
 }
 
 /// A value that knows its key and counts the living.

@@ -11,8 +11,8 @@
 mod common;
 
 use common::{
-    Builder, Gate, Hashing, Queue, Sut, Told, With, assert_weights_add_up, eventually, ms, over_shapes,
-    plain, quietly, scaled, secs, until_waiting,
+    Builder, Gate, Hashing, Queue, Random, Sut, Told, With, assert_weights_add_up, eventually, ms,
+    over_shapes, plain, quietly, scaled, secs, until_waiting,
 };
 use quell::{
     Cache, DefaultHashBuilder, LoadContext, LoadErrorKind, Loaded, ManualClock, Op, Outcome, Provenance,
@@ -40,22 +40,6 @@ fn over_shards(mut body: impl FnMut(Builder<u64, u64>)) {
 /// What an entry weighs where the value says so.
 fn by_value(_: &u64, value: &u64) -> u32 {
     u32::try_from(*value).unwrap()
-}
-
-/// Numbers that look random: splitmix64 (Steele, Lea, Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
 }
 
 // The bound.

@@ -47,7 +47,7 @@ mod common;
 mod model;
 
 use checker::{Timed, linearize};
-use common::{Hashing, Sut, ms, scaled, secs};
+use common::{Hashing, Random, Sut, ms, scaled, secs};
 use model::{Did, Ending, Flight, Gives, History, Id, Over, Place, check};
 use quell::{Cache, Clock, DefaultHashBuilder, LoadErrorKind, Op, Outcome};
 use std::cell::Cell;
@@ -68,13 +68,12 @@ thread_local! {
     static SEED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Below `n`, at random: splitmix64 (Steele, Lea, Flood, 2014).
+/// Below `n`, at random.
 fn below(n: u64) -> u64 {
-    let seed = SEED.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
-    SEED.set(seed);
-    let z = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (z ^ (z >> 31)) % n
+    let mut random = Random(SEED.get());
+    let drawn = random.below(n);
+    SEED.set(random.0);
+    drawn
 }
 
 /// Lets the others in, now and then.

@@ -526,3 +526,33 @@ fn a_clock_in_a_full_cache() {
         }
     }
 }
+
+/// The last share of a dead slot may go with what the listener was told of, or with a lease, and its value with it: a
+/// destructor's panic comes out of no call there either, and the others are told.
+#[test]
+fn a_destructor_with_the_last_share() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a destructor");
+        }
+    }
+    let other = plain::<u32, u32>().build();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = told.clone();
+    let cache = plain::<u32, Arc<Bomb>>()
+        .eviction_listener(move |_, _, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            // The table's share goes meanwhile, so that what is told of has the last one.
+            (0..10).for_each(|_| other.run_pending_tasks());
+        })
+        .build();
+    (0..10).for_each(|k| cache.insert(k, Arc::new(Bomb)));
+    let before = cache.stats().drop_panics;
+    quietly(|| cache.invalidate_all()).expect("it is contained");
+    eventually(|| {
+        drop(quietly(|| cache.run_pending_tasks()));
+        cache.stats().drop_panics >= before + 10
+    });
+    assert_eq!((told.load(Ordering::Relaxed), cache.stats().listener_panics), (10, 0));
+}

@@ -4,11 +4,13 @@
 //! sum is never below the truth. Whoever stores something makes the room for it first, and lets it into a queue after: nobody
 //! evicts what it has just stored, and the cache is over its capacity by one entry for each thread that is storing one, at most.
 
-use super::{Core, Stay, contained};
+use super::{Core, Stay};
 use crate::freshness::Stage;
+use crate::hash::{half_of, whole_of};
 use crate::observe::{Count, RemovalCause};
 use crate::policy::{Admission, Item, Mark, MarkWord, Place, Policy, Slots, Standing, Tidying, UNBOUNDED};
 use crate::primitive::atomic::{Ordering, fence};
+use crate::primitive::caught;
 use crate::primitive::epoch::pin;
 use crate::slot::{Next, Slot, State, USUAL_WEIGHT};
 use std::cell::Cell;
@@ -62,9 +64,7 @@ impl<'c> Purse<'c> {
 
 impl Drop for Purse<'_> {
     fn drop(&mut self) {
-        if self.weight.get() > 0 {
-            self.policy.discharge(self.weight.get());
-        }
+        self.keep_at_most(0);
     }
 }
 
@@ -93,7 +93,7 @@ impl Drop for Charge<'_, '_> {
 pub(super) struct Seen<'g, 'c, K, V, S> {
     core: &'g Core<K, V, S>,
     stay: &'g Stay<'c, K, V, S>,
-    /// Must stay: the caller has just put something into it.
+    /// Must stay: the caller is about to put something into it.
     spared: Option<&'g Slot<K, V>>,
 }
 
@@ -108,7 +108,7 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
     type Slot = &'g Slot<K, V>;
 
     fn find(&self, item: Item) -> Option<&'g Slot<K, V>> {
-        let hash = u64::from(item.hash()) << 32;
+        let hash = whole_of(item.hash());
         let table = &self.core.shard(hash).table;
         let meant = |slot: &Slot<K, V>| item.means(slot.mark().load());
         let slot = table.find(hash, meant, self.stay)?;
@@ -128,7 +128,7 @@ impl<'g, K, V, S> Slots for Seen<'g, '_, K, V, S> {
     }
 
     fn prefetch(&self, item: Item, deep: bool) {
-        let hash = u64::from(item.hash()) << 32;
+        let hash = whole_of(item.hash());
         self.core.shard(hash).table.prefetch(hash, deep, self.stay);
     }
 
@@ -201,7 +201,7 @@ impl<K, V, S> Core<K, V, S> {
             return None;
         }
         let seen = Seen { core: self, stay, spared: slot };
-        let half = (hash >> 32) as u32;
+        let half = half_of(hash);
         let is_new = slot.is_none_or(|slot| slot.mark().load().place() == Place::Out);
         let admission = is_new.then(|| self.policy.admit(&seen, half, weight, stay));
         // From its own part first, then from each in turn, so that a heavy entry costs all alike.
@@ -314,7 +314,7 @@ impl<K, V, S> Core<K, V, S> {
         state: State<'_, K, V>,
         cause: RemovalCause,
     ) -> RemovalCause {
-        let expired = |cell| contained(|| self.stage(slot, cell, false) > Stage::Stale).unwrap_or(false);
+        let expired = |cell| caught(|| self.stage(slot, cell, false) > Stage::Stale).unwrap_or(false);
         if state.held().cell().is_some_and(expired) { RemovalCause::Expired } else { cause }
     }
 }

@@ -7,12 +7,11 @@ use crate::flight::{Outcome, Seat};
 use crate::freshness::{Backoff, Stage, Ttl};
 use crate::loader::LoadCause;
 use crate::observe::{Count, RemovalCause};
-use crate::primitive::Arc as Shared;
 use crate::primitive::epoch::{Guard, pin};
 use crate::primitive::step::step;
+use crate::primitive::{Arc as Shared, caught};
 use crate::slot::{Cell, Flight, Held, NewCell, Next, Pause, State, Weighed};
 use crate::table::Linked;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -263,8 +262,7 @@ impl<K, V, S> Lease<K, V, S> {
         let waiters = flight.close();
         let _refused = (waiters > 0).then(|| {
             // A value's `Clone` is user code: if it panics, those who wait look for themselves.
-            let outcome = catch_unwind(AssertUnwindSafe(|| outcome(published)));
-            flight.settle(outcome.unwrap_or(Outcome::LookAgain))
+            flight.settle(caught(|| outcome(published)).unwrap_or(Outcome::LookAgain))
         });
         step();
         core.flights.leave(seat, &stay);

@@ -4,7 +4,7 @@
 //! `Eq`, `Clone` of a value, and the closures of `read` and `retain`. It answers a look-up with *hit* (perhaps with
 //! a lease to refresh), *lead*, *join* or *back off*; the fronts differ only in how they wait and how they call a loader.
 //!
-//! Every function here takes the caller's pin as a `&Guard`.
+//! Every function here takes the caller's pin: as a `&Guard`, or where something may be taken out, with the [`Stay`].
 
 mod audit;
 mod evict;
@@ -31,9 +31,9 @@ use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
 use crate::observe::{Count, Counters, InFlight, RemovalCause, Stats};
 use crate::policy::Policy;
-use crate::primitive::Padded;
 use crate::primitive::epoch::{Guard, drop_panics, flush, pin, unreclaimed};
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::primitive::{Padded, caught};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
 use evict::Charge;
@@ -41,7 +41,6 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// How many buckets a write sweeps: half a cache line of them. There are one to two buckets to an entry, so a lap is done
@@ -80,13 +79,6 @@ pub(crate) struct Core<K, V, S> {
 
 /// A key's slot, and its state.
 type Found<'g, K, V> = (&'g Slot<K, V>, State<'g, K, V>);
-
-/// Asks the clock, which may be user code, in the middle of the bookkeeping: if it panics, that must go on. Whoever needs the
-/// time for an answer asks by himself, and the panic is his.
-fn contained<R>(ask: impl FnOnce() -> R) -> Option<R> {
-    // The payload's destructor is user code too.
-    catch_unwind(AssertUnwindSafe(ask)).map_err(std::mem::forget).ok()
-}
 
 /// A value that may be served at once.
 pub(crate) struct Hit<'g, V> {
@@ -280,7 +272,8 @@ impl<K, V, S> Core<K, V, S> {
     fn is_spent_by_now(&self, slot: &Slot<K, V>, held: Held<'_, V>) -> bool {
         // Relaxed: see `times`.
         let may_end = self.mortal.load(Ordering::Relaxed) || held.record().is_some();
-        may_end && contained(|| self.time.now()).is_some_and(|now| self.is_spent(slot, held, now))
+        // In the middle of the bookkeeping, which must go on if the clock, which may be user code, panics.
+        may_end && caught(|| self.time.now()).is_some_and(|now| self.is_spent(slot, held, now))
     }
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
@@ -296,7 +289,8 @@ impl<K, V, S> Core<K, V, S> {
         }
         // Relaxed: several threads may sweep the same buckets, which does no harm.
         let mut at = shard.sweep.load(Ordering::Relaxed);
-        let Some(now) = contained(|| self.time.now()) else { return };
+        // As in `is_spent_by_now`.
+        let Some(now) = caught(|| self.time.now()) else { return };
         for _ in 0..SWEPT {
             at = self.sweep(shard, at, now, stay).unwrap_or(0);
         }

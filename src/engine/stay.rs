@@ -5,13 +5,16 @@ use super::evict::Purse;
 use crate::clock::Time;
 use crate::config::Listener;
 use crate::observe::{Count, RemovalCause};
+use crate::primitive::caught;
 use crate::primitive::epoch::{Guard, contain, settle};
 use crate::primitive::turn::in_turn;
 use crate::slot::{Removed, Taken};
 use std::cell::RefCell;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
+
+/// A tick of the default clock, about: nanoseconds as a power of two.
+const TICK: u32 = 22;
 
 /// One operation's pin. When it ends, the pin goes first, then the purse; then the listener is told, which holds nothing; then
 /// what has been retired is settled.
@@ -81,18 +84,13 @@ where
     Box::new(move |removed, cause| {
         let (listener, core) = (listener.clone(), core.clone());
         in_turn(move || {
-            let tell = || listener(removed.key(), removed.value(), cause);
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
-                // Its destructor is user code too.
-                std::mem::forget(payload);
-                if let Some(core) = core.upgrade() {
-                    core.counters.add(Count::ListenerPanics);
-                }
+            let told = caught(|| listener(removed.key(), removed.value(), cause));
+            if told.is_none()
+                && let Some(core) = core.upgrade()
+            {
+                core.counters.add(Count::ListenerPanics);
             }
             contain(|| drop((removed, listener)));
         });
     })
 }
-
-/// A tick of the default clock, about: nanoseconds as a power of two.
-const TICK: u32 = 22;

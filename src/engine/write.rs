@@ -8,6 +8,7 @@ use super::evict::Charge;
 use super::{Core, Shard, Stay};
 use crate::clock::Moment;
 use crate::freshness::{Stage, Ttl};
+use crate::hash::half_of;
 use crate::observe::RemovalCause;
 use crate::policy::MarkWord;
 use crate::primitive::atomic::{Ordering, fence};
@@ -110,7 +111,7 @@ where
             }
             return;
         }
-        self.policy.prefetch((hash >> 32) as u32, stay);
+        self.policy.prefetch(half_of(hash), stay);
         self.sweep_a_little(shard, stay);
         let mut admission = None;
         loop {

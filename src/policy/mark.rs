@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 2 | place: `Out`, `Small`, `Main`, `Gone` | see below |
 //! | 2 | uses, 0 to 2: hits since it was last looked at | a hit raises it, the policy lowers it |
-//! | 12 | ticket: which life of the slot an element of a queue means, see [`ticket_of`] | once, by `enter` |
+//! | 12 | ticket: which life of the slot an element of a queue means, see [`ticket_of`] | once, by `enter` or at birth |
 //! | 16 | stamp: when it entered, or was last kept | the policy |
 //! | 32 | weight, as the lengths of the queues know it | `enter`, `reweigh` |
 //!
@@ -12,9 +12,9 @@
 //!   Out ── enter ──► Small ── promote ──► Main          any ── leave ──► Gone (terminal)
 //!    └───────────── enter ────────────────►┘
 //! ```
-//! - `INV-mark-1`: a slot has one element in the queues or in a candidate's register while its place is `Small` or `Main`, or the element is in the
-//!   hands of one thread: only the winner of `enter` makes one, and whoever takes it out either puts it back, or finds
-//!   that the slot has left.
+//! - `INV-mark-1`: while its place is `Small` or `Main` a slot has one element, in a queue, in a candidate's register, or in
+//!   the hands of one thread: only the winner of `enter`, or the one who links a slot that was born with its place, makes
+//!   one, and whoever takes it out either puts it back, or finds that the slot has left.
 //! - `INV-mark-2`: the length of the small queue changes only with a change of place or weight, by whoever makes it.
 
 use crate::primitive::atomic::{AtomicU64, Ordering};

@@ -4,9 +4,9 @@
 //! been handed over now and then. So that little waits for long, a thread hands its bag over and tries to free what it can
 //! ([`settle`]) once it has retired more than [`DEBT`] bytes since it last did, and at its first chance in each new tick.
 
-use super::Padded;
 use super::plain::{AtomicU64, Ordering};
 use super::thread::NUMBERED;
+use super::{Padded, caught};
 
 /// How many bytes a thread may retire before it settles.
 #[cfg_attr(loom, allow(dead_code, reason = "a model settles where it wants to"))]
@@ -55,9 +55,7 @@ pub(crate) fn contain(drop: impl FnOnce()) {
         // What panics in a model is the model: it must be seen.
         return drop();
     }
-    if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(drop)) {
-        // Its destructor is user code too.
-        std::mem::forget(payload);
+    if caught(drop).is_none() {
         // Relaxed: a statistic; nothing is published by it.
         DROP_PANICS.fetch_add(1, Ordering::Relaxed);
     }

@@ -114,6 +114,8 @@ mod imp {
 pub(crate) use imp::UnsafeCell;
 pub(crate) use imp::{Arc, Witness, atomic, global, thread_local};
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 /// Atomics that no protocol depends on (counters, ids, flags of the background pool): always std's, so that a
 /// model does not spend its branches on them.
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]
@@ -130,6 +132,16 @@ pub(crate) mod plain {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
+
+/// Runs user code whose panic must go no further; `None` if it panics.
+pub(crate) fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
+    let drop_payload = |payload| {
+        // Its destructor is user code too. If that panics as well, what it throws is left alone.
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(payload)));
+        dropped.unwrap_or_else(std::mem::forget);
+    };
+    catch_unwind(AssertUnwindSafe(run)).map_err(drop_payload).ok()
+}
 
 /// Asks the processor to fetch what is there, which may be anything, for a read that comes soon.
 #[inline(always)]

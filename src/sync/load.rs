@@ -12,11 +12,11 @@ use crate::flight::{Outcome, Waited};
 use crate::freshness::{Stage, Ttl};
 use crate::loader::{Found, LoadContext, Loaded, Loader};
 use crate::observe::{Count, Counters};
+use crate::primitive::caught;
 use crate::primitive::epoch::{pin, pin_numbered};
 use crate::primitive::thread::is_pinned_by_user;
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// What a call that waited does with the failure of the flight that it waited for.
@@ -247,10 +247,10 @@ where
     Job::new(move || {
         let Some(mut lease) = queued.begin() else { return };
         let Some(loader) = lease.core().settings.loader.clone() else { return };
-        match catch_unwind(AssertUnwindSafe(|| call_attached(&mut lease, &*loader, Ttl::default()))) {
-            Ok(said) => drop(conclude(lease, said)),
+        match caught(|| call_attached(&mut lease, &*loader, Ttl::default())) {
+            Some(said) => drop(conclude(lease, said)),
             // Nobody's own call: remembered as a failure, so that a hot key does not panic on each read.
-            Err(_) => {
+            None => {
                 let _ = lease.fail_alone(LoadError::panicked());
             }
         }

@@ -219,9 +219,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.core.hash(key);
-        let found = self.core.read(key, hash, false, &pin()).map(|hit| hit.cell.value.clone());
-        found.map_err(|nothing| self.reap_if(nothing, key, hash)).ok()
+        self.look(key, V::clone)
     }
 
     /// Whether `key` has a value, fresh or stale; neither counted, nor noted as a use. Lock-free.
@@ -230,9 +228,18 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
+        self.look(key, |_| ()).is_some()
+    }
+
+    /// `read` that leaves no trace.
+    fn look<Q, R>(&self, key: &Q, read: impl FnOnce(&V) -> R) -> Option<R>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
         let hash = self.core.hash(key);
-        let found = self.core.read(key, hash, false, &pin()).map(|_| ());
-        found.map_err(|nothing| self.reap_if(nothing, key, hash)).is_ok()
+        let found = self.core.read(key, hash, false, &pin()).map(|hit| read(&hit.cell.value));
+        found.map_err(|nothing| self.reap_if(nothing, key, hash)).ok()
     }
 
     /// What has expired and been met goes.

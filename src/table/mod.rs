@@ -43,6 +43,7 @@ mod models;
 mod tests;
 mod word;
 
+use crate::hash::half_of;
 use crate::primitive::Padded;
 use crate::primitive::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use crate::primitive::epoch::{Guard, exclusive, retire};
@@ -63,17 +64,11 @@ pub(crate) trait Linked {
     unsafe fn release(this: NonNull<Self>);
 }
 
-/// The part of a hash that a table uses: an element need not remember more.
-#[inline]
-fn top(hash: u64) -> u32 {
-    (hash >> 32) as u32
-}
-
 /// A byte of a hash, by which the elements of a bucket are told apart before any is read. It is folded from the lower half
 /// of what an element remembers: the highest bits are those of the bucket, and the lowest may be those of the table.
 #[inline]
 fn fingerprint(hash: u64) -> u8 {
-    let top = top(hash);
+    let top = half_of(hash);
     (top ^ top >> 8) as u8
 }
 

@@ -14,7 +14,8 @@
 //! three bits.
 
 use super::list::{Entries, Entry, List};
-use super::{Linked, fingerprint, top};
+use super::{Linked, fingerprint};
+use crate::hash::half_of;
 use crate::primitive::prefetch;
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -166,7 +167,7 @@ impl<T: Linked> Word<T> {
     /// The word is live, was read (or may be dereferenced, INV-table-2) under a pin that lasts for `'g`.
     #[inline]
     pub(super) unsafe fn find<'g>(self, hash: u64, eq: &mut impl FnMut(&T) -> bool) -> Option<&'g T> {
-        let mut is_wanted = |element: &T| top(element.hash()) == top(hash) && eq(element);
+        let mut is_wanted = |element: &T| half_of(element.hash()) == half_of(hash) && eq(element);
         if let Some(only) = self.only() {
             // SAFETY: by contract: linked when the word was read, so not freed under the pin.
             let only = unsafe { only.as_ref() };
