@@ -10,12 +10,17 @@
 
 mod common;
 
-use common::{Hashing, Random, plain, secs};
+use common::{Hashing, plain, secs};
 use quell::{Cache, Op, RemovalCause};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+    (*state >> 33) % below
+}
 
 /// One hash for eight keys: their slots are told apart by their tickets alone, of which some are alike in so long a life.
 #[derive(Default)]
@@ -38,10 +43,10 @@ fn namesakes() {
         .shards(1)
         .max_capacity(20_000)
         .build();
-    let mut random = Random(1);
+    let mut state = 1;
     for nth in 0..60_000_u64 {
         cache.insert(nth % 40_000, nth);
-        let key = random.below(40_000);
+        let key = random(&mut state, 40_000);
         (0..2).for_each(|_| _ = cache.get(&key));
     }
     cache.set_capacity(100);
@@ -66,12 +71,12 @@ fn a_busy_life() {
             for thread in 0..4_u64 {
                 let cache = &cache;
                 s.spawn(move || {
-                    let mut random = Random(round * 4 + thread);
+                    let mut state = round * 4 + thread;
                     for _ in 0..3000 {
-                        let key = random.below(60);
-                        match random.below(64) {
+                        let key = random(&mut state, 60);
+                        match random(&mut state, 64) {
                             0..20 => _ = cache.get(&key),
-                            20..34 => cache.insert(key, random.below(100)),
+                            20..34 => cache.insert(key, random(&mut state, 100)),
                             34..46 => drop(cache.get_with(&key, || key)),
                             46..50 => drop(cache.remove(&key)),
                             50..53 => drop(cache.expire(&key)),
@@ -82,7 +87,7 @@ fn a_busy_life() {
                             })),
                             56..60 => drop(cache.try_get_with(&key, || Err::<u64, _>("no"))),
                             60 => cache.set_capacity(u64::MAX),
-                            61 => cache.set_capacity(random.below(60)),
+                            61 => cache.set_capacity(random(&mut state, 60)),
                             62 => cache.retain(|key, _| key % 7 != 0),
                             _ => cache.set_capacity(40),
                         }

@@ -405,3 +405,29 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::primitive::plain::AtomicBool;
+    use std::sync::Arc;
+
+    /// What frees nothing of quell's own may be all that holds much of a user's.
+    #[test]
+    fn a_piece_of_no_bytes_is_settled_too() {
+        let freed = Arc::new(AtomicBool::new(false));
+        let free = {
+            let freed = freed.clone();
+            move || freed.store(true, Ordering::Relaxed)
+        };
+        // SAFETY: it frees nothing, and what it writes to it shares.
+        unsafe { retire(&pin(), 0, free) };
+        // Other tests' pins may hold it for a while.
+        let ran = (1..1_000_000).any(|tick| {
+            settle(|| tick);
+            drop(pin());
+            freed.load(Ordering::Relaxed)
+        });
+        assert!(ran, "it waits for other pieces to come");
+    }
+}
