@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::error::{BoxError, BuildError};
-use crate::executor::Executor;
+use crate::executor::{Executor, Spawner};
 use crate::freshness::{Backoff, Lifetime, Ttl};
 use crate::hash::DefaultHashBuilder;
-use crate::loader::{Expiry, Fallback, Loader, SharedExpiry, SharedLoader};
+use crate::loader::{
+    AsyncLoader, Expiry, Fallback, IntoAsyncLoader, Loader, SharedAsyncLoader, SharedExpiry, SharedLoader,
+};
 use crate::observe::RemovalCause;
 use crate::policy::UNBOUNDED;
 
@@ -41,6 +43,8 @@ pub(crate) struct Settings<K, V> {
     pub(crate) expiry: Option<SharedExpiry<K, V>>,
     pub(crate) fallback: Option<Fallback<K, V>>,
     pub(crate) loader: Option<SharedLoader<K, V>>,
+    pub(crate) async_loader: Option<SharedAsyncLoader<K, V>>,
+    pub(crate) spawner: Option<Arc<dyn Spawner>>,
 }
 
 /// Builds a [`Cache`](crate::Cache); made by [`Cache::builder`](crate::Cache::builder).
@@ -66,8 +70,10 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     expiry: Option<SharedExpiry<K, V>>,
     fallback: Option<Fallback<K, V>>,
     loader: Option<SharedLoader<K, V>>,
+    async_loader: Option<SharedAsyncLoader<K, V>>,
     clock: Option<Arc<dyn Clock>>,
     executor: Option<Arc<dyn Executor>>,
+    spawner: Option<Arc<dyn Spawner>>,
     hasher: S,
 }
 
@@ -97,8 +103,10 @@ impl<K, V> CacheBuilder<K, V> {
             expiry: None,
             fallback: None,
             loader: None,
+            async_loader: None,
             clock: None,
             executor: None,
+            spawner: None,
             hasher: DefaultHashBuilder::default(),
         }
     }
@@ -235,8 +243,10 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             expiry,
             fallback,
             loader,
+            async_loader,
             clock,
             executor,
+            spawner,
             hasher: _,
         } = self;
         CacheBuilder {
@@ -256,8 +266,10 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             expiry,
             fallback,
             loader,
+            async_loader,
             clock,
             executor,
+            spawner,
             hasher,
         }
     }
@@ -291,6 +303,46 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         V: 'static,
     {
         self.loader(load)
+    }
+
+    /// Attaches an async loader, for [`get_or_load_async`](crate::Cache::get_or_load_async) and refreshes in the background:
+    /// an [`AsyncLoader`], or a closure `|key: &K| ..` or `|key: K| ..` that returns a future of a `Result`.
+    ///
+    /// With a [`loader`](Self::loader) too, calls of threads use that one, and those of tasks this one.
+    pub fn async_loader<M>(self, loader: impl IntoAsyncLoader<K, V, M>) -> Self
+    where
+        K: Send + Sync + 'static,
+        V: Send + Sync + 'static,
+    {
+        self.attach(loader.into_async_loader())
+    }
+
+    /// [`async_loader`](Self::async_loader) for a closure that takes its own key, where the type of its argument is to be
+    /// inferred.
+    pub fn async_loader_fn<E, R>(self, load: impl Fn(K) -> R + Send + Sync + 'static) -> Self
+    where
+        R: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+        K: Clone + Send + Sync + 'static,
+        V: Send + Sync + 'static,
+    {
+        self.async_loader::<fn(K) -> R>(load)
+    }
+
+    fn attach(mut self, loader: impl AsyncLoader<K, V>) -> Self
+    where
+        K: Send + Sync + 'static,
+        V: Send + Sync + 'static,
+    {
+        self.async_loader = Some(Arc::new(loader));
+        self
+    }
+
+    /// Where the futures of loads run as tasks of their own. Default: with the feature `tokio` the runtime that the call is
+    /// made under; else nowhere: those who wait poll them.
+    pub fn spawner(mut self, spawner: impl Spawner) -> Self {
+        self.spawner = Some(Arc::new(spawner));
+        self
     }
 
     /// Checks all settings against their rules and each other.
@@ -340,6 +392,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             expiry: self.expiry,
             fallback: self.fallback,
             loader: self.loader,
+            async_loader: self.async_loader,
+            spawner: self.spawner,
         };
         Ok((settings, Parts { hasher: self.hasher, clock: self.clock, executor: self.executor }))
     }

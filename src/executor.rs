@@ -1,6 +1,7 @@
 //! Background work: the port, and the keeper that serves it when no executor is given.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -55,6 +56,27 @@ pub trait Executor: Send + Sync + 'static {
 impl<F: Fn(Job) -> Result<(), Rejected> + Send + Sync + 'static> Executor for F {
     fn execute(&self, job: Job) -> Result<(), Rejected> {
         self(job)
+    }
+}
+
+/// What a spawner makes a task of.
+pub type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
+
+/// What makes a task of a load's future, on a runtime of the user's.
+///
+/// Without one (and without the feature `tokio`) whoever waits for a load polls it, which needs no runtime.
+pub trait Spawner: Send + Sync + 'static {
+    /// Makes a task of `future`. It may be dropped unfinished: then those who wait poll the load, and a refresh is given up.
+    /// It is called on the path of a read, so it must not block.
+    ///
+    /// # Errors
+    /// [`Rejected`] if it takes no more.
+    fn spawn(&self, future: BoxFuture) -> Result<(), Rejected>;
+}
+
+impl<F: Fn(BoxFuture) -> Result<(), Rejected> + Send + Sync + 'static> Spawner for F {
+    fn spawn(&self, future: BoxFuture) -> Result<(), Rejected> {
+        self(future)
     }
 }
 
@@ -134,6 +156,17 @@ impl Keeper {
         };
         #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
         drop(thread::Builder::new().name(self.0.name.clone()).spawn(work));
+    }
+
+    /// Sees to it that the upkeep is done soon; begins it, if nobody has. Whoever calls has left something for it to find.
+    pub(crate) fn hurry_upkeep(&self) {
+        self.begin_upkeep();
+        // SeqCst: what was left comes before the look at the thread; pairs with a fence of the upkeep's, before it looks at what
+        // was left and after the thread has said who it is: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if let Some(thread) = self.0.upkeeper.get() {
+            thread.unpark();
+        }
     }
 
     /// A job has outlived its lease: another thread may be started in place of its worker.

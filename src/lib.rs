@@ -189,6 +189,7 @@
 //! - If entries never expire and never miss at the same time, a plain concurrent map is smaller and as fast.
 //! - If a value must never be stale, do not cache it.
 
+mod call;
 mod clock;
 mod config;
 mod engine;
@@ -196,6 +197,7 @@ mod error;
 mod executor;
 mod flight;
 mod freshness;
+mod future;
 mod hash;
 mod loader;
 mod observe;
@@ -209,10 +211,11 @@ mod table;
 pub use clock::{Clock, ManualClock, Wake};
 pub use config::CacheBuilder;
 pub use error::{BoxError, BuildError, LoadError, LoadErrorKind};
-pub use executor::{Executor, Job, Rejected};
+pub use executor::{BoxFuture, Executor, Job, Rejected, Spawner};
+pub use flight::LoadCause;
 pub use freshness::Ttl;
 pub use hash::{DefaultHashBuilder, DefaultHasher};
-pub use loader::{Expiry, LoadCause, LoadContext, Loaded, Loader};
+pub use loader::{AsyncLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader};
 pub use observe::{Evictions, InFlight, RemovalCause, Stats};
 pub use sync::{Answer, Ask, Cache, Iter, Op, Outcome, Pinned, Provenance};
 

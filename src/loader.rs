@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::BoxError;
+use crate::error::{BoxError, LoadError};
+use crate::flight::{Fetch, LoadCause, LoadFuture};
 use crate::freshness::Ttl;
 
 /// Loads values for a cache that has it attached.
@@ -29,16 +30,91 @@ where
     }
 }
 
-/// Why a load runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LoadCause {
-    /// A caller needs a value, and none is there that it accepts.
-    Miss,
-    /// The value is stale: it is served while this load replaces it.
-    Stale,
-    /// Somebody asked for it, by `refresh` or `compute`.
-    Asked,
+/// Loads values for a cache that has it attached, as a future.
+///
+/// Closures `Fn(&K) -> F` whose `F` is a `Future<Output = Result<V, E>>` are async loaders; the builder takes closures
+/// `Fn(K) -> F` too. What `load` returns belongs to the load, not to a caller: it is polled by whichever tasks wait for the
+/// value, or is a task of its own where there is a [`Spawner`](crate::Spawner), and is dropped when nobody wants the value
+/// any more.
+///
+/// # Examples
+/// ```
+/// use quell::{AsyncLoader, BoxError, Cache, LoadContext, Loaded};
+///
+/// struct Squares;
+///
+/// impl AsyncLoader<u64, u64> for Squares {
+///     async fn load(&self, key: &u64, _: &LoadContext<u64>) -> Result<Loaded<u64>, BoxError> {
+///         Ok(Loaded::new(key * key))
+///     }
+/// }
+///
+/// let cache = Cache::builder().async_loader(Squares).build();
+/// assert_eq!(cache.get_or_load(&3).unwrap(), 9); // a thread polls the load itself
+/// ```
+pub trait AsyncLoader<K, V>: Send + Sync + 'static {
+    /// Loads the value of `key`. Called when the load's future is first polled.
+    ///
+    /// # Errors
+    /// Any error; all who wait for the load get it, shared.
+    fn load(&self, key: &K, cx: &LoadContext<V>) -> impl Future<Output = Result<Loaded<V>, BoxError>> + Send;
+}
+
+impl<K, V, E, F, R> AsyncLoader<K, V> for F
+where
+    F: Fn(&K) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<V, E>> + Send,
+    E: Into<BoxError>,
+{
+    fn load(&self, key: &K, _: &LoadContext<V>) -> impl Future<Output = Result<Loaded<V>, BoxError>> + Send {
+        let load = self(key);
+        async move { load.await.map(Loaded::new).map_err(Into::into) }
+    }
+}
+
+/// What [`CacheBuilder::async_loader`](crate::CacheBuilder::async_loader) takes: an [`AsyncLoader`], a closure of `&K`, or a
+/// closure of `K`. `M` only tells them apart.
+pub trait IntoAsyncLoader<K, V, M> {
+    #[doc(hidden)]
+    fn into_async_loader(self) -> impl AsyncLoader<K, V>;
+}
+
+impl<K, V, L: AsyncLoader<K, V>> IntoAsyncLoader<K, V, ()> for L {
+    fn into_async_loader(self) -> impl AsyncLoader<K, V> {
+        self
+    }
+}
+
+impl<K, V, E, F, R> IntoAsyncLoader<K, V, fn(K) -> R> for F
+where
+    K: Clone + 'static,
+    F: Fn(K) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<V, E>> + Send + 'static,
+    E: Into<BoxError> + 'static,
+    V: 'static,
+{
+    fn into_async_loader(self) -> impl AsyncLoader<K, V> {
+        move |key: &K| self(key.clone())
+    }
+}
+
+/// An [`AsyncLoader`] of any type.
+pub(crate) trait StartLoad<K, V>: Send + Sync {
+    fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V>;
+}
+
+impl<K, V, L> StartLoad<K, V> for L
+where
+    K: Send + Sync + 'static,
+    V: Send + Sync + 'static,
+    L: AsyncLoader<K, V>,
+{
+    fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V> {
+        Box::pin(async move {
+            let loaded = self.load(&key, &cx).await;
+            Loaded::fetch(loaded, cx.previous)
+        })
+    }
 }
 
 /// What a loader is told beside the key.
@@ -142,6 +218,25 @@ where
     }
 }
 
+impl<V> Loaded<V> {
+    /// What a loader's result comes to, if `previous` is the value that it was shown.
+    pub(crate) fn fetch(loaded: Result<Self, BoxError>, previous: Option<V>) -> Fetch<V> {
+        let Self { found, ttl, store } = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => return Fetch::Failed(LoadError::failed(error)),
+        };
+        match (found, previous) {
+            (Found::Value(value), _) => Fetch::Value { value, ttl, store, renews: false },
+            (Found::NotModified, Some(value)) => Fetch::Value { value, ttl, store, renews: true },
+            (Found::NotModified, None) => Fetch::Failed(LoadError::failed(
+                "the loader said `not modified`, but there is no previous value",
+            )),
+            (Found::Absent, _) => Fetch::Absent,
+        }
+    }
+}
+
+pub(crate) type SharedAsyncLoader<K, V> = Arc<dyn StartLoad<K, V>>;
 pub(crate) type SharedLoader<K, V> = Arc<dyn Loader<K, V>>;
 pub(crate) type SharedExpiry<K, V> = Arc<dyn Expiry<K, V>>;
 pub(crate) type Fallback<K, V> = Arc<dyn Fn(&K) -> Option<V> + Send + Sync>;

@@ -32,7 +32,7 @@
 
 use crate::clock::Moment;
 use crate::error::LoadError;
-use crate::flight::{self, Ticket};
+use crate::flight::{self, Load, Ticket, Waits};
 use crate::hash::{half_of, whole_of};
 use crate::policy::MarkWord;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -76,6 +76,9 @@ pub(crate) type Flight<K, V> = flight::Flight<V, SlotRef<K, V>, HeldWord<V>>;
 
 /// A follower's place in a slot's flight.
 pub(crate) type SlotTicket<K, V> = Ticket<V, SlotRef<K, V>, HeldWord<V>>;
+
+/// The load of a slot's flight, if it is a future.
+pub(crate) type SlotLoad<K, V> = Load<V, SlotRef<K, V>, HeldWord<V>>;
 
 /// What a slot word says, readable for `'g`. It remembers the word: a CAS starts from exactly what was seen.
 pub(crate) enum State<'g, K, V> {
@@ -473,8 +476,13 @@ impl<K, V> Slot<K, V> {
     }
 
     /// Joins a flight that was read from this slot. `None` if it is closed.
-    pub(crate) fn join<'g>(&self, flight: &'g Flight<K, V>, _guard: &'g Guard) -> Option<SlotTicket<K, V>> {
-        Ticket::join(flight, || share_of(flight))
+    pub(crate) fn join<'g>(
+        &self,
+        flight: &'g Flight<K, V>,
+        waits: Waits,
+        _guard: &'g Guard,
+    ) -> Option<SlotTicket<K, V>> {
+        Ticket::join(flight, waits, || share_of(flight))
     }
 
     /// Moves the word from exactly what was seen, and retires what is not led to any more (INV-slot-1).

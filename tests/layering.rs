@@ -24,7 +24,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, lowest first.
-const LAYERS: [&str; 18] = [
+const LAYERS: [&str; 19] = [
     "primitive",
     "error",
     "clock",
@@ -40,6 +40,7 @@ const LAYERS: [&str; 18] = [
     "executor",
     "config",
     "engine",
+    "call",
     "sync",
     "future",
     "lib",

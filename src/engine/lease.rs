@@ -1,13 +1,14 @@
 //! The lease: the leader's right to end a flight, once, in one of a few ways.
 
-use super::Core;
+use super::{Core, Place};
 use crate::clock::Moment;
 use crate::error::LoadError;
-use crate::flight::{Outcome, Seat};
+use crate::flight::drive::{Put, Threads};
+use crate::flight::{Load, LoadCause, LoadFuture, Outcome, Running, Seat, Waits, Who};
 use crate::freshness::{Backoff, Stage, Ttl};
-use crate::loader::LoadCause;
 use crate::observe::{Count, RemovalCause};
 use crate::primitive::epoch::{Guard, pin};
+use crate::primitive::runtime::Runtime;
 use crate::primitive::step::step;
 use crate::primitive::{Arc as Shared, caught};
 use crate::slot::{Cell, Flight, Held, NewCell, Next, Pause, State, Weighed};
@@ -21,7 +22,6 @@ pub(crate) struct Lease<K, V, S> {
     core: Arc<Core<K, V, S>>,
     flight: Shared<Flight<K, V>>,
     seat: Option<Seat<Flight<K, V>>>,
-    cause: LoadCause,
     /// The flight that this one has taken over from, until those who wait for it are woken.
     superseded: Option<Shared<Flight<K, V>>>,
     /// When the loader was called, exactly.
@@ -34,14 +34,13 @@ pub(crate) struct QueuedLease<K, V, S> {
     core: Weak<Core<K, V, S>>,
     flight: Shared<Flight<K, V>>,
     seat: Option<Seat<Flight<K, V>>>,
-    cause: LoadCause,
 }
 
 impl<K, V, S> QueuedLease<K, V, S> {
     fn lease(&mut self) -> Option<Lease<K, V, S>> {
         // The seat is good only while the cache exists.
-        let (core, flight, cause) = (self.core.upgrade()?, self.flight.clone(), self.cause);
-        Some(Lease { core, flight, seat: self.seat.take(), cause, superseded: None, begun: Moment::NEVER })
+        let (core, flight) = (self.core.upgrade()?, self.flight.clone());
+        Some(Lease { core, flight, seat: self.seat.take(), superseded: None, begun: Moment::NEVER })
     }
 
     /// Begins the load. `None` if somebody has taken the flight over, or the cache is gone: it must not run.
@@ -59,6 +58,35 @@ impl<K, V, S> Drop for QueuedLease<K, V, S> {
     }
 }
 
+/// Who polls a load's future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// Its leader, a thread; and tasks that join.
+    Thread,
+    /// Its leader, a task; and others that join.
+    Task,
+    /// A task of its own, for a leader who waits.
+    Spawned(Waits),
+    /// A task that is made for several, for a leader who waits as a task.
+    SpawnedWithOthers,
+    /// A task of its own, for nobody.
+    OwnTask,
+}
+
+impl By {
+    fn waits(self) -> Waits {
+        match self {
+            Self::Thread | Self::OwnTask => Waits::AsThread,
+            Self::Task | Self::SpawnedWithOthers => Waits::AsTask,
+            Self::Spawned(waits) => waits,
+        }
+    }
+
+    fn spawned(self) -> bool {
+        matches!(self, Self::Spawned(_) | Self::SpawnedWithOthers | Self::OwnTask)
+    }
+}
+
 /// What became of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -72,9 +100,40 @@ pub(crate) enum Published {
 impl<K, V, S> Lease<K, V, S> {
     /// A lease whose claim comes next. It is in the registry before anybody can join, so that a clock that is moved by
     /// hand finds all who wait; if the claim is lost, dropping the lease is all.
-    pub(super) fn new(core: &Arc<Core<K, V, S>>, flight: Shared<Flight<K, V>>, cause: LoadCause) -> Self {
+    pub(super) fn new(core: &Arc<Core<K, V, S>>, flight: Shared<Flight<K, V>>) -> Self {
         let seat = Some(core.flights.enter(flight.clone()));
-        Self { core: core.clone(), flight, seat, cause, superseded: None, begun: Moment::NEVER }
+        Self { core: core.clone(), flight, seat, superseded: None, begun: Moment::NEVER }
+    }
+
+    /// The lease of a load that was put into its flight, and has been taken out.
+    pub(crate) fn resume(
+        core: Arc<Core<K, V, S>>,
+        flight: Shared<Flight<K, V>>,
+        seat: Seat<Flight<K, V>>,
+        begun: Moment,
+    ) -> Self {
+        Self { core, flight, seat: Some(seat), superseded: None, begun }
+    }
+
+    /// Puts the load's future into its flight, for those who wait to poll it. The place is the leader's.
+    pub(crate) fn put_future(mut self, future: LoadFuture<V>, ttl: Ttl, by: By) -> Place<K, V, S> {
+        let (core, flight) = (self.core.clone(), self.flight.clone());
+        let runtime = Runtime::current();
+        let waits = by.waits();
+        let threads = match by {
+            By::Thread => Threads::Any,
+            _ if runtime.is_none() => Threads::IfNoTask,
+            _ => Threads::None,
+        };
+        if waits == Waits::AsTask {
+            flight.leader_is_task();
+        }
+        let how = Put { spawned: by.spawned(), orphaned: matches!(by, By::OwnTask), threads };
+        if let Some(seat) = self.seat.take() {
+            let running = Running { future, ttl, seat, begun: self.begun, runtime, task: None };
+            flight.drive.put(Load::Running(running), how);
+        }
+        Place::of_leader(core, flight, Who::Leader(waits))
     }
 
     /// The claim has been won.
@@ -92,7 +151,7 @@ impl<K, V, S> Lease<K, V, S> {
         &self.core
     }
 
-    pub(crate) fn flight(&self) -> &Flight<K, V> {
+    pub(crate) fn flight(&self) -> &Shared<Flight<K, V>> {
         &self.flight
     }
 
@@ -101,17 +160,12 @@ impl<K, V, S> Lease<K, V, S> {
     }
 
     pub(crate) fn cause(&self) -> LoadCause {
-        self.cause
+        self.flight.claim.cause
     }
 
     /// For an executor's queue, which may keep it for long.
     pub(crate) fn into_queued(mut self) -> QueuedLease<K, V, S> {
-        QueuedLease {
-            core: Arc::downgrade(&self.core),
-            flight: self.flight.clone(),
-            seat: self.seat.take(),
-            cause: self.cause,
-        }
+        QueuedLease { core: Arc::downgrade(&self.core), flight: self.flight.clone(), seat: self.seat.take() }
     }
 
     /// The load begins now. Not under a pin.
@@ -273,7 +327,7 @@ impl<K, V, S> Lease<K, V, S> {
         if waiters > 0 {
             flight.ring();
         }
-        if flight.background && flight.mark_outlived() {
+        if flight.claim.queued && flight.mark_outlived() {
             core.keeper.one_is_back();
         }
         core.sweep_a_little(core.shard(slot.hash()), &core.stay(pin()));

@@ -1,15 +1,15 @@
 //! What a call that may load comes to: a hit, a lease, a place in somebody else's flight, or a reason to back off.
 
-use super::{Core, Hit, Lease, Stay};
+use super::{Core, Hit, Lease, Place, Stay};
 use crate::clock::Moment;
 use crate::error::LoadError;
+use crate::flight::{Claim, LoadCause, Waits};
 use crate::freshness::Stage;
-use crate::loader::LoadCause;
 use crate::observe::Count;
 use crate::primitive::Arc as Shared;
 use crate::primitive::epoch::Guard;
 use crate::primitive::step::step;
-use crate::slot::{Cell, Flight, Held, Next, Pause, Slot, SlotRef, SlotTicket, State, Unborn, share_of};
+use crate::slot::{Cell, Flight, Held, Next, Pause, Slot, SlotRef, State, Unborn, share_of};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub(crate) enum Start {
     Now,
     /// When an executor comes to it.
     Queued,
+    /// When the task that is made for it is first polled.
+    Spawned,
 }
 
 /// What a call wants.
@@ -55,6 +57,8 @@ pub(crate) struct Demand {
     pub(crate) miss: Start,
     /// How a load begins while a stale value is served.
     pub(crate) stale: Start,
+    /// How it waits for others.
+    pub(crate) waits: Waits,
 }
 
 impl Demand {
@@ -62,7 +66,7 @@ impl Demand {
     fn held_up_until(&self, pause: Pause) -> Moment {
         match self.miss {
             Start::Now => pause.load,
-            Start::Queued => pause.refresh,
+            Start::Queued | Start::Spawned => pause.refresh,
         }
     }
 }
@@ -74,7 +78,7 @@ pub(crate) enum Lookup<'g, K, V, S> {
     /// Nothing to serve: the caller loads.
     Lead(Lease<K, V, S>),
     /// Nothing to serve: somebody else loads.
-    Join(SlotTicket<K, V>),
+    Join(Place<K, V, S>),
     /// Nothing to serve, and the last load failed a short while ago.
     BackingOff(LoadError),
     /// Nothing to serve, and the call may not load.
@@ -159,8 +163,8 @@ where
                 State::Loading(flight) if flight.may_be_taken_over(now, demand.miss == Start::Now) => {
                     Move::TakeOver(flight)
                 }
-                State::Loading(flight) => match slot.join(flight, stay) {
-                    Some(ticket) => return Lookup::Join(ticket),
+                State::Loading(flight) => match slot.join(flight, demand.waits, stay) {
+                    Some(ticket) => return Lookup::Join(Place::of(self, ticket)),
                     None => {
                         // INV-flight-1: the slot has moved on, or its last owner is about to move it on: do it for him.
                         let _ = self.swing(slot, state, Next::Prev, None, stay);
@@ -190,9 +194,9 @@ where
         let now = self.time.now();
         let (slot, flight) =
             Unborn::with_flight(hash, key.to_owned(), self.idles().then_some(now), |target, prev| {
-                Flight::new(target, prev, true, now, self.lease_end(start, now))
+                Flight::new(target, prev, self.begins(start, LoadCause::Miss, now, true))
             });
-        let lease = Lease::new(self, flight, LoadCause::Miss);
+        let lease = Lease::new(self, flight);
         step();
         slot.link(&self.shard(hash).table, stay).is_ok().then(|| lease.under_way())
     }
@@ -230,7 +234,7 @@ where
         }
         let mut lease = self.claim(slot, State::Loading(old), start, cause, now, stay)?;
         self.counters.add(Count::Takeovers);
-        if old.background && running {
+        if old.claim.queued && running {
             // Counted first, and taken back if the load has ended just now.
             self.keeper.one_hangs();
             if old.mark_outlived() {
@@ -267,13 +271,14 @@ where
         stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let (target, prev) = (SlotRef::of(slot, stay), from.held().word());
-        let flight = Shared::new(Flight::new(target, prev, false, now, self.lease_end(start, now)));
-        let lease = Lease::new(self, flight.clone(), cause);
+        let flight = Shared::new(Flight::new(target, prev, self.begins(start, cause, now, false)));
+        let lease = Lease::new(self, flight.clone());
         self.swing(slot, from, Next::Loading(flight), None, stay).is_ok().then(|| lease.under_way())
     }
 
-    fn lease_end(&self, start: Start, now: Moment) -> Option<Moment> {
-        (start == Start::Now).then(|| now.plus(self.settings.lease))
+    fn begins(&self, start: Start, cause: LoadCause, now: Moment, first: bool) -> Claim {
+        let lease_end = (start == Start::Now).then(|| now.plus(self.settings.lease));
+        Claim { cause, at: now, lease_end, queued: start == Start::Queued, first }
     }
 
     /// What the ladder has for a call whose load failed or whose wait ended: a stale value, or one in grace.

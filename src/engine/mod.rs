@@ -12,20 +12,22 @@ mod lease;
 mod lookup;
 #[cfg(all(test, loom))]
 mod models;
+mod place;
 mod stay;
 mod upkeep;
 mod write;
 
 pub(crate) use stay::{Stay, Teller, teller};
-pub(crate) use upkeep::upkeep;
+pub(crate) use upkeep::{Timed, upkeep};
 pub(crate) use write::source_fence;
 
-pub(crate) use lease::{Fetched, Lease, Published, QueuedLease};
+pub(crate) use lease::{By, Fetched, Lease, Published, QueuedLease};
 pub(crate) use lookup::{Accept, Demand, Lookup, Start};
+pub(crate) use place::Place;
 
 use crate::clock::{Moment, Time};
 use crate::config::Settings;
-use crate::executor::{Executor, Job, Keeper, Upkeep};
+use crate::executor::{Executor, Job, Keeper, Rejected, Upkeep};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
@@ -73,6 +75,10 @@ pub(crate) struct Core<K, V, S> {
     flights: Registry<Flight<K, V>>,
     /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
     mortal: AtomicBool,
+    /// Whether the keeper sweeps.
+    sweeps: bool,
+    /// Tasks that wait for the keeper's alarms.
+    timed: AtomicUsize,
     /// Seeds for `chance`.
     dice: AtomicU64,
 }
@@ -112,6 +118,7 @@ impl<K, V, S> Core<K, V, S> {
         hasher: S,
         executor: Option<Arc<dyn Executor>>,
         upkeep: Option<Upkeep>,
+        sweeps: bool,
         teller: Option<Teller<K, V>>,
     ) -> Self {
         let each = settings.initial_capacity.div_ceil(settings.shards);
@@ -132,6 +139,8 @@ impl<K, V, S> Core<K, V, S> {
             refreshing: Padded::default(),
             flights: Registry::new(),
             mortal: AtomicBool::new(false),
+            sweeps,
+            timed: AtomicUsize::new(0),
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
         }
@@ -180,7 +189,9 @@ impl<K, V, S> Core<K, V, S> {
         // Relaxed: whoever misses it sweeps at its next write.
         if ends && !self.mortal.load(Ordering::Relaxed) {
             self.mortal.store(true, Ordering::Relaxed);
-            self.keeper.begin_upkeep();
+            if self.sweeps {
+                self.keeper.begin_upkeep();
+            }
         }
         times
     }
@@ -355,23 +366,31 @@ impl<K, V, S> Core<K, V, S> {
 
     /// Wakes all who wait for a flight, so that they look at the clock again.
     pub(crate) fn wake_waiters(&self, guard: Guard) {
-        let flights = self.flights.shares(&guard);
+        self.ring(guard, |_| true);
+    }
+
+    /// Rings for those who wait for these flights. Not under the pin.
+    fn ring(&self, guard: Guard, which: impl Fn(&Flight<K, V>) -> bool) {
+        let flights = self.flights.shares(&guard, which);
         drop(guard);
         for flight in flights {
             flight.ring();
         }
     }
 
-    /// Offers a refresh to the executor. If it is refused, the lease is dropped with it.
-    pub(crate) fn offer(&self, job: Job) -> bool {
-        let taken = match &self.executor {
+    /// Hands a job to the executor. One that is refused is dropped.
+    pub(crate) fn execute(&self, job: Job) -> Result<(), Rejected> {
+        match &self.executor {
             Some(given) => given.execute(job),
             None => self.keeper.execute(job),
-        };
+        }
+    }
+
+    /// Counts a refresh that was refused.
+    pub(crate) fn count_refused(&self, taken: &Result<(), Rejected>) {
         if taken.is_err() {
             self.counters.add(Count::RefusedRefreshes);
         }
-        taken.is_ok()
     }
 
     /// The loads under way, without claims that are not won yet.
@@ -391,7 +410,7 @@ impl<K, V, S> Core<K, V, S> {
         let mut loads = Vec::new();
         self.each_flight(guard, |flight| {
             let key = flight.target.key().clone();
-            loads.push(InFlight { key, age: now.since(flight.claimed), waiters: flight.waiters() });
+            loads.push(InFlight { key, age: now.since(flight.claim.at), waiters: flight.waiters() });
         });
         loads
     }

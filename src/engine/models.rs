@@ -33,14 +33,14 @@ use super::*;
 use crate::clock::Clock;
 use crate::config::{CacheBuilder, Parts};
 use crate::error::LoadError;
-use crate::flight::{Outcome, Waited};
+use crate::flight::models::waited;
+use crate::flight::{Outcome, Waited, Waits};
 use crate::hash::DefaultHashBuilder;
 use crate::primitive::UnsafeCell as Watched;
 use crate::primitive::atomic::AtomicU64 as Source;
 use crate::primitive::epoch::Participant;
 use crate::primitive::epoch::pin;
 use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
-use crate::slot::SlotTicket;
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -48,6 +48,7 @@ const KEY: u8 = 7;
 
 type TestCore = Core<u8, Value, DefaultHashBuilder>;
 type TestLease = Lease<u8, Value, DefaultHashBuilder>;
+type TestPlace = Place<u8, Value, DefaultHashBuilder>;
 
 /// A clock that a model moves between two steps; not one of loom's words.
 #[derive(Clone, Default)]
@@ -95,13 +96,20 @@ impl Fixture {
         let hand = Hand::default();
         let time = Time::Given { clock: Arc::new(hand.clone()), by_hand: true };
         let teller = settings.listener.clone().map(|listener| teller(listener, Weak::<TestCore>::new()));
-        let core = Arc::new(Core::new(settings, time, hasher, None, None, teller));
+        let core = Arc::new(Core::new(settings, time, hasher, None, None, false, teller));
         Self { core, hand, census: Census::default(), source: Arc::new(Watched::new(0)) }
     }
 
     fn demand() -> Demand {
         let accept = Some(Accept::default());
-        Demand { accept, may_lead: true, backs_off: false, miss: Start::Now, stale: Start::Now }
+        Demand {
+            accept,
+            may_lead: true,
+            backs_off: false,
+            miss: Start::Now,
+            stale: Start::Now,
+            waits: Waits::AsThread,
+        }
     }
 
     /// The lease of the first caller.
@@ -112,16 +120,16 @@ impl Fixture {
         }
     }
 
-    /// The ticket of a caller who comes while somebody loads.
-    fn join(&self) -> SlotTicket<u8, Value> {
+    /// The place of a caller who comes while somebody loads.
+    fn join(&self) -> TestPlace {
         match self.core.lookup(&KEY, &Self::demand(), &self.core.stay(pin())) {
-            Lookup::Join(ticket) => ticket,
+            Lookup::Join(place) => place,
             _ => panic!("somebody else loads"),
         }
     }
 
-    fn wait(&self, ticket: &SlotTicket<u8, Value>) -> Option<u64> {
-        match ticket.wait(&self.core.time, Moment::NEVER) {
+    fn wait(&self, place: &TestPlace) -> Option<u64> {
+        match waited(place.flight(), &self.core.time) {
             Waited::Ended(Outcome::Value(value)) => Some(value.number()),
             _ => None,
         }
@@ -462,7 +470,7 @@ fn a_takeover_wakes_who_waits_for_the_old_flight() {
         let ticket = cache.join();
         let waiter = spawn(pins, {
             let cache = cache.clone();
-            move || match ticket.wait(&cache.core.time, Moment::NEVER) {
+            move || match waited(ticket.flight(), &cache.core.time) {
                 Waited::Ended(Outcome::Value(_) | Outcome::Failure(_)) => panic!("nobody has a result"),
                 Waited::Ended(Outcome::LookAgain) | Waited::LeaseOver | Waited::TimedOut => cache.get_with(2),
             }
@@ -555,7 +563,7 @@ fn a_failure_is_shared() {
         let lease = cache.lead();
         let ticket = cache.join();
         let leader = spawn(pins, move || lease.fail(LoadError::failed("no")) == Published::Done);
-        let ended = ticket.wait(&cache.core.time, Moment::NEVER);
+        let ended = waited(ticket.flight(), &cache.core.time);
         assert!(matches!(ended, Waited::Ended(Outcome::Failure(_))), "one load, as many errors as callers");
         assert_eq!(cache.get(), None);
         assert!(leader.join().unwrap());

@@ -1,6 +1,6 @@
 //! Loads that wait for themselves: who waits for which flight, on behalf of which flight.
 //!
-//! A thread that runs a loader has the flight on its stack of running loads. When it leads or joins another flight
+//! A thread that runs a loader, or polls a load's future, has the flight on its stack of running loads. When it leads or joins another flight
 //! from there, an edge says so; before it parks, it walks the edges from the flight it wants to wait for. If they
 //! lead back to a flight on its own stack, waiting would never end.
 //!
@@ -145,13 +145,30 @@ pub(crate) struct Loading<'a> {
     nested: Option<Wait<'a>>,
 }
 
+/// Registers that the load of flight `from` waits for that of flight `to`, of the cache called `name`.
+pub(crate) fn bound<'a>(graph: &'a Graph, from: FlightId, to: FlightId, name: &Name<str>) -> Wait<'a> {
+    graph.add(from, to, name)
+}
+
+/// Registers that the load that this thread is in, if any, waits for a load of its own making.
+pub(crate) fn nested<'a>(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Option<Wait<'a>> {
+    let outer = running(|r| r.last().map(|r| r.id)).flatten();
+    outer.map(|outer| graph.add(outer, id, name))
+}
+
 impl<'a> Loading<'a> {
     /// Enters the loader of flight `id`, of the cache called `name`.
     pub(crate) fn enter(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Self {
-        let outer = running(|r| r.last().map(|r| r.id)).flatten();
-        let nested = outer.map(|outer| graph.add(outer, id, name));
+        let nested = nested(graph, id, name);
+        let mut loading = Self::resume(id, name);
+        loading.nested = nested;
+        loading
+    }
+
+    /// Goes on with the loader of flight `id`, of the cache called `name`: whoever waits for it has an edge already.
+    pub(crate) fn resume(id: FlightId, name: &Name<str>) -> Self {
         running(|r| r.push(Running { id, name: name.clone() }));
-        Self { id, nested }
+        Self { id, nested: None }
     }
 }
 

@@ -20,22 +20,29 @@
 //! - `INV-flight-4`: the first flight of a slot has the slot's own room for its value, and no other flight has.
 
 pub(crate) mod cycle;
+pub(crate) mod drive;
 mod interest;
 mod lease;
+mod load;
 #[cfg(all(test, loom))]
-mod models;
+pub(crate) mod models;
 mod registry;
+pub(crate) mod wait;
 
-use crate::clock::{Moment, Time};
+use crate::clock::Moment;
 use crate::error::LoadError;
-use crate::primitive::atomic::{AtomicPtr, Ordering};
-use crate::primitive::park::{Bell, Woken};
+use crate::primitive::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::primitive::park::Bell;
 use crate::primitive::plain::AtomicBool;
 use crate::primitive::step::step;
+use crate::primitive::waker::Rouse;
 use crate::primitive::{Arc, Witness};
+use drive::Drive;
 use interest::Interest;
-pub(crate) use interest::Left;
+pub(crate) use interest::{Left, Waits, Who};
 use lease::LeaseWord;
+pub use load::LoadCause;
+pub(crate) use load::{Fetch, Load, LoadFuture, Own, Running};
 pub(crate) use registry::{Registry, Seat};
 use std::ptr::null_mut;
 
@@ -57,22 +64,48 @@ pub(crate) enum Waited<V> {
     TimedOut,
 }
 
+/// How a load begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) cause: LoadCause,
+    /// When the slot was claimed.
+    pub(crate) at: Moment,
+    /// Until when the load may take that begins at once; `None`: it waits for somebody to begin it.
+    pub(crate) lease_end: Option<Moment>,
+    /// Whether it waits on an executor's queue.
+    pub(crate) queued: bool,
+    /// Whether the value may go into the slot's own room (INV-flight-4).
+    pub(crate) first: bool,
+}
+
+impl Claim {
+    /// Whether the load is nobody's own call.
+    pub(crate) fn in_background(&self) -> bool {
+        self.lease_end.is_none()
+    }
+
+    /// Whether it begins when the task that is made for it is first polled.
+    pub(crate) fn is_spawned(&self) -> bool {
+        self.in_background() && !self.queued
+    }
+}
+
 /// One load of one key. `T` is what it is to fill, `P` what was there before.
 pub(crate) struct Flight<V, T, P> {
     pub(crate) target: T,
     /// What the slot held at the claim; borrowed (INV-flight-3).
     pub(crate) prev: P,
-    /// Whether the value may go into the slot's own room (INV-flight-4).
-    pub(crate) first: bool,
-    pub(crate) claimed: Moment,
-    /// Whether the load was queued on an executor at first.
-    pub(crate) background: bool,
+    pub(crate) claim: Claim,
     /// Whether the CAS has been done that makes this a load under way.
     under_way: AtomicBool,
     /// Set by the first of two: who takes a load over that runs, and that load's end.
     outlived: AtomicBool,
     interest: Interest,
     lease: LeaseWord,
+    /// The load, if it is a future.
+    pub(crate) drive: Drive<Load<V, T, P>>,
+    /// When the keeper is to ring; `NEVER`: when somebody has asked for it.
+    alarm: AtomicU64,
     /// Null while open, `LOOK_AGAIN`, or a box.
     outcome: AtomicPtr<Outcome<V>>,
     bell: Bell,
@@ -83,18 +116,17 @@ pub(crate) struct Flight<V, T, P> {
 const LOOK_AGAIN: usize = 1;
 
 impl<V, T, P> Flight<V, T, P> {
-    /// A flight whose load begins at once and may take until `lease_end`; `None`: its load is queued.
-    pub(crate) fn new(target: T, prev: P, first: bool, claimed: Moment, lease_end: Option<Moment>) -> Self {
+    pub(crate) fn new(target: T, prev: P, claim: Claim) -> Self {
         Self {
             target,
             prev,
-            first,
-            claimed,
-            background: lease_end.is_none(),
+            claim,
             under_way: AtomicBool::new(false),
             outlived: AtomicBool::new(false),
             interest: Interest::new(),
-            lease: lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
+            lease: claim.lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
+            drive: Drive::empty(),
+            alarm: AtomicU64::new(Moment::NEVER.nanos()),
             outcome: AtomicPtr::new(null_mut()),
             bell: Bell::new(),
             witness: Witness::new(),
@@ -130,7 +162,17 @@ impl<V, T, P> Flight<V, T, P> {
 
     /// How many wait for the leader.
     pub(crate) fn waiters(&self) -> usize {
-        self.interest.count().saturating_sub(1)
+        self.interest.followers()
+    }
+
+    /// Whether a task waits for it, the leader included.
+    pub(crate) fn has_tasks(&self) -> bool {
+        self.interest.has_tasks()
+    }
+
+    /// The leader waits as a task from now on.
+    pub(crate) fn leader_is_task(&self) {
+        self.interest.leader_is_task();
     }
 
     /// Whether somebody else may lead: the lease is over, or it was settled while the slot still held it (by one who was
@@ -160,12 +202,26 @@ impl<V, T, P> Flight<V, T, P> {
 
     /// Closes the flight to newcomers, and tells how many wait for the leader. Only once the slot has moved on.
     pub(crate) fn close(&self) -> usize {
-        self.interest.close().saturating_sub(1)
+        self.interest.close()
     }
 
     /// One of those who want the value goes.
-    pub(crate) fn leave(&self) -> Left {
-        self.interest.leave()
+    pub(crate) fn leave(&self, who: Who) -> Left {
+        self.interest.leave(who)
+    }
+
+    /// Asks the keeper to ring at `when`, or soon after. Once the caller listens.
+    pub(crate) fn set_alarm(&self, when: Moment) {
+        // AcqRel: the caller listens before; pairs with the swap in `is_due`.
+        self.alarm.fetch_min(when.nanos(), Ordering::AcqRel);
+    }
+
+    /// Whether somebody has asked for a ring by `now`; it is then for the caller to ring.
+    #[must_use]
+    pub(crate) fn is_due(&self, now: Moment) -> bool {
+        // Relaxed: whether there is anything to do. AcqRel: whoever has set what is taken out listens; pairs with `set_alarm`.
+        self.alarm.load(Ordering::Relaxed) <= now.nanos()
+            && self.alarm.swap(Moment::NEVER.nanos(), Ordering::AcqRel) <= now.nanos()
     }
 
     fn is_settled(&self) -> bool {
@@ -220,69 +276,40 @@ impl<V, T, P> Drop for Flight<V, T, P> {
     }
 }
 
-/// A follower's place in a flight.
+/// Progress of the load's future.
+impl<V, T, P> Rouse for Flight<V, T, P>
+where
+    V: Send + Sync + 'static,
+    T: Send + Sync + 'static,
+    P: Send + Sync + 'static,
+{
+    fn rouse(&self) {
+        if self.drive.wake() {
+            self.ring();
+        }
+    }
+}
+
+/// A follower's place in a flight. Whoever has it leaves the flight.
+#[must_use]
 pub(crate) struct Ticket<V, T, P> {
     flight: Arc<Flight<V, T, P>>,
+    waits: Waits,
 }
 
 impl<V, T, P> Ticket<V, T, P> {
     /// Joins. `None` if the flight is closed (INV-flight-1). `share` gives the caller's own share of the flight.
     pub(crate) fn join(
         flight: &Flight<V, T, P>,
+        waits: Waits,
         share: impl FnOnce() -> Arc<Flight<V, T, P>>,
     ) -> Option<Self> {
         flight.witness.used();
-        flight.interest.join().then(|| Self { flight: share() })
+        flight.interest.join(waits).then(|| Self { flight: share(), waits })
     }
 
-    pub(crate) fn flight(&self) -> &Arc<Flight<V, T, P>> {
-        &self.flight
-    }
-
-    /// Parks until the flight ends, its lease ends, or `deadline`, whichever comes first (INV-flight-2).
-    pub(crate) fn wait(&self, time: &Time, deadline: Moment) -> Waited<V>
-    where
-        V: Clone,
-    {
-        let flight = &*self.flight;
-        let mut listening = None;
-        loop {
-            if let Some(outcome) = flight.outcome() {
-                // The one who settled may have been suspended before the bell: whoever sees it rings.
-                flight.ring();
-                return Waited::Ended(outcome);
-            }
-            let now = time.now();
-            let lease_end = flight.lease.end();
-            // Where both have passed, the one that came first counts: a wait that has ended must not become a load.
-            if deadline <= now && deadline <= lease_end {
-                return Waited::TimedOut;
-            }
-            if flight.lease.is_over(now) {
-                return Waited::LeaseOver;
-            }
-            // Check, listen, check again, wait.
-            let Some(ear) = listening.take() else {
-                listening = Some(flight.bell.listen());
-                continue;
-            };
-            match ear.wait(time.real_time_until(deadline.min(lease_end))) {
-                Woken::Rung => {}
-                // A park that ended counts as due: the clock may be coarse, and would make us spin.
-                Woken::TimedOut if deadline <= lease_end => return Waited::TimedOut,
-                Woken::TimedOut => {
-                    flight.lease.end_by_park();
-                    return Waited::LeaseOver;
-                }
-            }
-        }
-    }
-}
-
-impl<V, T, P> Drop for Ticket<V, T, P> {
-    fn drop(&mut self) {
-        // The leader's own interest lasts until it has moved the slot on, so a follower is never the last to leave
-        // a flight that is open.
-        let _ = self.flight.leave();
+    /// The flight, and who is to leave it.
+    pub(crate) fn open(self) -> (Arc<Flight<V, T, P>>, Who) {
+        (self.flight, Who::Follower(self.waits))
     }
 }

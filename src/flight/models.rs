@@ -24,8 +24,9 @@
 //! | `no_cycle_of_edges_that_never_met` | one walk is believed |
 
 use super::cycle::{Graph, Loading};
+use super::wait::{Waiter, park};
 use super::*;
-use crate::clock::Clock;
+use crate::clock::{Clock, Time};
 use crate::primitive::atomic::AtomicUsize;
 use crate::primitive::epoch::{Participant, pin, set_number};
 use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
@@ -58,16 +59,48 @@ fn time() -> Time {
 }
 
 fn flight() -> Arc<TestFlight> {
-    Arc::new(Flight::new((), (), false, now(), Some(lease_end())))
+    flight_of(Some(lease_end()))
+}
+
+fn flight_of(lease_end: Option<Moment>) -> Arc<TestFlight> {
+    let claim =
+        Claim { cause: LoadCause::Miss, at: now(), lease_end, queued: lease_end.is_none(), first: false };
+    Arc::new(Flight::new((), (), claim))
 }
 
 fn join(flight: &Arc<TestFlight>) -> Option<TestTicket> {
-    Ticket::join(flight, || flight.clone())
+    Ticket::join(flight, Waits::AsThread, || flight.clone())
+}
+
+/// A thread that waits for a flight whose load is no future, for ever.
+struct Parked<'a, V, T, P>(&'a Flight<V, T, P>, &'a Time);
+
+impl<V: Clone, T, P> Waiter for Parked<'_, V, T, P> {
+    type End = Waited<V>;
+
+    fn look(&mut self) -> Result<Waited<V>, Moment> {
+        self.0.look(self.1, Moment::NEVER)
+    }
+
+    fn may_drive(&self) -> bool {
+        false
+    }
+
+    fn drive(&mut self) {}
+
+    fn due(&mut self) -> Waited<V> {
+        self.0.due(Moment::NEVER)
+    }
+}
+
+/// Waits as a thread, for ever.
+pub(crate) fn waited<V: Clone, T, P>(flight: &Flight<V, T, P>, time: &Time) -> Waited<V> {
+    park(flight.bell(), time, Parked(flight, time))
 }
 
 /// The number of the value that a waiter gets; `None`: it is to look again.
 fn wait(ticket: &TestTicket) -> Option<u64> {
-    match ticket.wait(&time(), Moment::NEVER) {
+    match waited(&ticket.flight, &time()) {
         Waited::Ended(Outcome::Value(value)) => Some(value.number()),
         Waited::Ended(Outcome::LookAgain) => None,
         _ => panic!("nothing else can end this wait"),
@@ -186,7 +219,7 @@ fn outcome_without_bell() {
         let looker = {
             let ticket = join(&flight).expect("open");
             spawn(Participant::lasting, move || {
-                let _ = ticket.flight().settle(Outcome::LookAgain);
+                let _ = ticket.flight.settle(Outcome::LookAgain);
                 assert_eq!(wait(&ticket), None);
             })
         };
@@ -227,24 +260,23 @@ fn last_interest_newcomer() {
         let ends = Figure::default();
         let leaver = {
             let (ends, flight) = (ends.clone(), flight.clone());
-            spawn(Participant::lasting, move || ends.add(usize::from(flight.leave() == Left::Nobody)))
+            spawn(Participant::lasting, move || {
+                ends.add(usize::from(flight.leave(Who::Leader(Waits::AsThread)) == Left::Nobody))
+            })
         };
         let newcomer = {
             let (ends, flight) = (ends.clone(), flight.clone());
             spawn(Participant::lasting, move || {
-                let joined = flight.interest.join();
+                let joined = flight.interest.join(Waits::AsThread);
                 assert!(!joined || ends.get() == 0, "joined after the last had left");
                 joined
             })
         };
-        let own = follower.flight().leave();
+        let own = follower.flight.leave(Who::Follower(Waits::AsThread));
         ends.add(usize::from(own == Left::Nobody));
-        std::mem::forget(follower);
         leaver.join().unwrap();
         let joined = newcomer.join().unwrap();
         assert_eq!(ends.get(), usize::from(!joined), "joined, and the last has left");
-        // SAFETY: the share of the ticket that was forgotten.
-        drop(unsafe { Arc::from_raw(Arc::as_ptr(&flight)) });
     });
 }
 
@@ -256,7 +288,7 @@ fn close_join() {
         let spawned: Vec<_> = (0..2)
             .map(|_| {
                 let flight = flight.clone();
-                spawn(Participant::lasting, move || flight.interest.join())
+                spawn(Participant::lasting, move || flight.interest.join(Waits::AsThread))
             })
             .collect();
         let counted = flight.close();
@@ -269,7 +301,7 @@ fn close_join() {
 #[test]
 fn begin_supersede() {
     check("begin_supersede", 3, FEW, || {
-        let flight: Arc<TestFlight> = Arc::new(Flight::new((), (), false, now(), None));
+        let flight = flight_of(None);
         let takers: Vec<_> = (0..2)
             .map(|_| {
                 let flight = flight.clone();
@@ -356,7 +388,7 @@ fn registry_shares_of(pins: Pins) {
         })
         .collect();
     pins().adopt();
-    let shares = registry.shares(&pin());
+    let shares = registry.shares(&pin(), |_| true);
     shares.iter().for_each(|share| assert!(share.number() > 0));
     drop(shares);
     spawned.into_iter().for_each(|t| t.join().unwrap());

@@ -114,10 +114,13 @@ impl<T> Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// A share of each who is seated.
-    pub(crate) fn shares(&self, guard: &Guard) -> Vec<Arc<T>> {
+    /// A share of each of those who are seated and `wanted`.
+    pub(crate) fn shares(&self, guard: &Guard, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut shares = Vec::new();
         self.each(guard, |item| {
+            if !wanted(item) {
+                return;
+            }
             let raw = owner(item).cast_const();
             // SAFETY: the seat's share is given back through retire, so the count is above zero under the pin.
             unsafe { Arc::increment_strong_count(raw) };

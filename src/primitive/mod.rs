@@ -6,15 +6,18 @@
 
 pub(crate) mod basket;
 pub(crate) mod epoch;
+pub(crate) mod exclusive;
 #[cfg(all(test, loom))]
 pub(crate) mod model;
 pub(crate) mod park;
 pub(crate) mod replaceable;
+pub(crate) mod runtime;
 pub(crate) mod step;
 pub(crate) mod thin;
 #[cfg_attr(loom, allow(dead_code, reason = "a model numbers its threads itself"))]
 pub(crate) mod thread;
 pub(crate) mod turn;
+pub(crate) mod waker;
 
 #[cfg(not(loom))]
 #[allow(clippy::disallowed_types, reason = "this is the room the ban points to")]

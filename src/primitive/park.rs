@@ -1,6 +1,8 @@
-//! Waiting on an event, with a limit in real time where there is one.
+//! Waiting on an event: a thread with a limit in real time where there is one, or a task.
 
 use event_listener::{Event, EventListener, Listener};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Something that happens once or more often, and those who wait for it.
@@ -39,6 +41,11 @@ impl Bell {
 }
 
 impl Listening {
+    /// Ready once the bell has rung; until then the task is woken by it.
+    pub(crate) fn poll_rung(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+
     /// Parks the thread until the bell rings, or for `limit` at most. loom has no time, so a model waits for the bell.
     pub(crate) fn wait(self, limit: Option<Duration>) -> Woken {
         if cfg!(loom) || limit.is_none() {

@@ -23,7 +23,7 @@ impl<K, V> NewCell<K, V> {
 
     /// In the room of the flight's slot if it is the first flight and the weight is the usual one, else in a box.
     pub(crate) fn for_flight(flight: &Flight<K, V>, weighed: Weighed<V>) -> Self {
-        if !flight.first || weighed.weight != USUAL_WEIGHT {
+        if !flight.claim.first || weighed.weight != USUAL_WEIGHT {
             return Self::boxed(weighed);
         }
         let slot = &flight.target;

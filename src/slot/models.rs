@@ -14,6 +14,7 @@
 //! | `a_removed_value_is_held_without_a_pin`, `a_later_value_that_is_held` | whoever holds a value retires it too, or has no share of its slot; it is freed at once when it is let go |
 
 use super::*;
+use crate::flight::{Claim, LoadCause};
 use crate::freshness::Times;
 use crate::primitive::epoch::pin;
 use crate::primitive::model::{Census, Value, both, spawn};
@@ -47,9 +48,13 @@ fn valued(census: &Census, number: u64) -> S {
         .expect("an unborn slot has its share")
 }
 
+fn begins(first: bool, lease_end: Option<Moment>) -> Claim {
+    Claim { cause: LoadCause::Miss, at: now(), lease_end, queued: lease_end.is_none(), first }
+}
+
 fn loading() -> (S, F) {
     let (mut unborn, flight) =
-        Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, true, now(), lease_end()));
+        Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, begins(true, lease_end())));
     (unborn.0.take().expect("an unborn slot has its share"), flight)
 }
 
@@ -71,7 +76,7 @@ fn write(slot: &S, mut next: Next<u8, Value>) -> isize {
 /// The one CAS by which a load begins, from what was seen.
 fn claim(slot: &S, from: State<'_, u8, Value>, guard: &Guard) -> Option<F> {
     let (target, prev) = (SlotRef::of(slot, guard), from.held().word());
-    let flight = Arc::new(Flight::new(target, prev, false, now(), Some(Moment::NEVER)));
+    let flight = Arc::new(Flight::new(target, prev, begins(false, Some(Moment::NEVER))));
     match slot.swing(from, Next::Loading(flight.clone()), guard) {
         Swing::Won { values, .. } => {
             assert_eq!(values, 0, "a claim changes no value");
@@ -286,7 +291,7 @@ fn a_takeover_meets_a_starting_job() {
         pins().adopt();
         let census = Census::default();
         let (mut unborn, flight) =
-            Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, true, now(), None));
+            Unborn::with_flight(7, 7, None, |slot, prev| Flight::new(slot, prev, begins(true, None)));
         let slot: S = unborn.0.take().expect("an unborn slot has its share");
         let job = spawn(pins, {
             let census = census.clone();

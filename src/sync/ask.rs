@@ -1,7 +1,8 @@
 //! `ask`: one call with a contract of its own, and an answer that says where it came from.
 
 use super::Cache;
-use super::load::{How, Shares, Terms, Turn, lead};
+use super::load::lead;
+use crate::call::{Call, How, Shares, Terms, Turn};
 use crate::clock::Moment;
 use crate::engine::Accept;
 use crate::error::{BoxError, LoadError};
@@ -89,10 +90,10 @@ impl Provenance {
 /// ```
 #[must_use = "nothing is looked up until one of the methods that return an `Answer` is called"]
 pub struct Ask<'a, K, V, Q: ?Sized, S = DefaultHashBuilder> {
-    cache: &'a Cache<K, V, S>,
-    key: &'a Q,
-    terms: Terms,
-    ttl: Ttl,
+    pub(crate) cache: &'a Cache<K, V, S>,
+    pub(crate) key: &'a Q,
+    pub(crate) terms: Terms,
+    pub(crate) ttl: Ttl,
 }
 
 impl<K, V, S> Cache<K, V, S>
@@ -158,7 +159,7 @@ where
         self
     }
 
-    fn answer(&self, (value, how): (V, How)) -> Answer<V> {
+    pub(crate) fn answer(&self, (value, how): (V, How)) -> Answer<V> {
         Answer { value, provenance: Provenance::new(how, || self.cache.core.time.now()) }
     }
 
@@ -168,7 +169,7 @@ where
     /// [`NotCached`](crate::LoadErrorKind::NotCached) if nothing is cached that this call takes.
     pub fn get(self) -> Result<Answer<V>, LoadError> {
         let this = self.only_if_cached();
-        match this.cache.obtain(this.key, &this.terms)? {
+        match this.cache.obtain(&mut Call::new(&this.cache.core, this.key, this.terms))? {
             Turn::Served(value, how, _) => Ok(this.answer((value, how))),
             Turn::Lead(_) => Err(LoadError::not_cached()),
         }
@@ -186,7 +187,7 @@ where
     /// # Blocking
     /// As [`Cache::get_or_load`].
     pub fn load(self) -> Result<Answer<V>, LoadError> {
-        self.cache.load_on(self.key, &self.terms, self.ttl).map(|got| self.answer(got))
+        self.cache.load_on(self.key, self.terms, self.ttl).map(|got| self.answer(got))
     }
 
     /// What is cached, or what `load` loads. Unlike [`Cache::get_with`], this call may give up: its wait can end, and it
@@ -202,7 +203,7 @@ where
     /// # Blocking
     /// As [`Cache::try_get_with`].
     pub fn load_with(self, load: impl FnOnce() -> V) -> Result<Answer<V>, LoadError> {
-        let got = match self.cache.obtain(self.key, &self.terms)? {
+        let got = match self.cache.obtain(&mut Call::new(&self.cache.core, self.key, self.terms))? {
             Turn::Served(value, how, None) => (value, how),
             Turn::Served(_, _, Some(lease)) | Turn::Lead(lease) => lead(lease, self.ttl, load),
         };
@@ -224,7 +225,7 @@ where
         self,
         load: impl FnOnce() -> Result<V, E>,
     ) -> Result<Answer<V>, LoadError> {
-        self.cache.try_load_on(self.key, &self.terms, self.ttl, load).map(|got| self.answer(got))
+        self.cache.try_load_on(self.key, self.terms, self.ttl, load).map(|got| self.answer(got))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `compute`: read, decide and write as one step, under a lease.
 
 use super::Cache;
-use super::load::{Brought, Shares, Terms, Turn, run, unexpected};
+use crate::call::{Brought, Call, Shares, Terms, Turn, run, unexpected};
 use crate::engine::{Demand, Published};
 use crate::freshness::Ttl;
 use crate::primitive::epoch::pin;
@@ -73,7 +73,7 @@ where
     {
         let usual = Terms::infallible(Shares::Nothing);
         let terms = Terms { demand: Demand { accept: None, ..usual.demand }, ..usual };
-        let mut lease = match self.obtain(key, &terms) {
+        let mut lease = match self.obtain(&mut Call::new(&self.core, key, terms)) {
             Ok(Turn::Lead(lease) | Turn::Served(_, _, Some(lease))) => lease,
             Ok(Turn::Served(_, _, None)) => return Outcome::Superseded,
             Err(error) => unexpected(&error),

@@ -45,7 +45,7 @@ use std::time::Duration;
 pub struct Cache<K, V, S = DefaultHashBuilder> {
     /// Dropped before `core`, which it needs to end the background work.
     life: Arc<Life<K, V, S>>,
-    core: Arc<Core<K, V, S>>,
+    pub(crate) core: Arc<Core<K, V, S>>,
 }
 
 /// Shared by the handles alone, so that the last of them ends the background work.
@@ -137,10 +137,10 @@ where
                 }
             };
             // A clock that is moved by hand leaves the sweeping to its mover, and an executor of the user's takes all work.
-            let is_kept = executor.is_none() && !time.is_moved_by_hand();
-            let upkeep = is_kept.then(|| upkeep(core.clone()));
+            let sweeps = executor.is_none() && !time.is_moved_by_hand();
+            let upkeep = (!time.is_moved_by_hand()).then(|| upkeep(core.clone()));
             let teller = settings.listener.clone().map(|listener| teller(listener, core.clone()));
-            Core::new(settings, time, hasher, executor, upkeep, teller)
+            Core::new(settings, time, hasher, executor, upkeep, sweeps, teller)
         });
         let life = life.expect("made together with the core");
         Ok(Cache { life, core })

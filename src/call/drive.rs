@@ -1,0 +1,382 @@
+//! Loads that are futures: who polls them, and who waits for them.
+
+use super::Joined;
+use super::bring::{conclude, counting_panics, said};
+use crate::clock::Moment;
+use crate::engine::{By, Core, Lease, Place, QueuedLease, Timed, source_fence};
+use crate::error::LoadError;
+use crate::executor::{BoxFuture, Rejected};
+use crate::flight::cycle::{self, Wait, graph};
+use crate::flight::drive::{Paused, Poller, Polling};
+use crate::flight::wait::{Waiter, WaitingTask, park, rest};
+use crate::flight::{Fetch, Load, LoadFuture, Own, Waited, Waits};
+use crate::freshness::Ttl;
+use crate::primitive::Arc as Shared;
+use crate::primitive::epoch::contain;
+use crate::primitive::runtime::{Runtime, Timer};
+use crate::primitive::waker::waker_of;
+use crate::slot::{Flight, SlotLoad};
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Whether a load's future can be made a task of its own.
+pub(crate) fn can_spawn<K, V, S>(core: &Core<K, V, S>) -> bool {
+    core.settings.spawner.is_some() || !Runtime::current().is_none()
+}
+
+/// Makes a task of its own.
+pub(crate) fn spawn<K, V, S>(core: &Core<K, V, S>, task: BoxFuture) -> Result<(), Rejected> {
+    match &core.settings.spawner {
+        Some(spawner) => spawner.spawn(task),
+        None => Runtime::current().spawn(task).map_err(|_| Rejected),
+    }
+}
+
+/// Begins a load that is a future, for a leader who waits for it; as a task of its own, if it is to be one.
+pub(crate) fn start<K, V, S>(
+    lease: Lease<K, V, S>,
+    future: LoadFuture<V>,
+    ttl: Ttl,
+    by: By,
+) -> Leader<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    let edge = cycle::nested(graph(), lease.flight().id(), &lease.core().settings.name);
+    let leader = Leader { place: put(lease, future, ttl, by), _edge: edge };
+    if let By::Spawned(_) = by {
+        // One that is refused is dropped, and leaves the load to the leader.
+        let _ = spawn(leader.place.core(), Box::pin(OwnTask::of(&leader).run()));
+    }
+    leader
+}
+
+fn put<K: 'static, V: 'static, S>(
+    mut lease: Lease<K, V, S>,
+    future: LoadFuture<V>,
+    ttl: Ttl,
+    by: By,
+) -> Place<K, V, S> {
+    lease.begin();
+    // The twin of the writers' fence, between the claim and the loader.
+    source_fence();
+    lease.put_future(future, ttl, by)
+}
+
+/// A load in the background as a task of its own: begins when it is first polled, with the future that `load` makes.
+pub(crate) async fn own_task<K, V, S>(
+    queued: QueuedLease<K, V, S>,
+    ttl: Ttl,
+    load: impl FnOnce(&Lease<K, V, S>) -> LoadFuture<V>,
+) where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    let task = {
+        let Some(lease) = queued.begin() else { return };
+        let future = load(&lease);
+        let place = put(lease, future, ttl, By::OwnTask);
+        OwnTask { core: place.core().clone(), flight: place.flight().clone(), place: Some(place) }
+    };
+    task.run().await;
+}
+
+/// The task of its own that polls a load. Dropped unfinished, it leaves that to those who wait.
+pub(super) struct OwnTask<K, V, S> {
+    core: Arc<Core<K, V, S>>,
+    flight: Shared<Flight<K, V>>,
+    /// The leader's, if nobody waits for the load.
+    place: Option<Place<K, V, S>>,
+}
+
+impl<K, V, S> OwnTask<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    /// For the load of a leader.
+    pub(super) fn of(leader: &Leader<K, V, S>) -> Self {
+        Self { core: leader.place.core().clone(), flight: leader.place.flight().clone(), place: None }
+    }
+
+    async fn run(self) {
+        poll_fn(move |cx| self.poll(cx)).await;
+    }
+
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        drive(&self.core, &self.flight, Poller::OwnTask, Some(cx.waker()));
+        if self.flight.drive.is_under_way() { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl<K, V, S> Drop for OwnTask<K, V, S> {
+    fn drop(&mut self) {
+        if self.flight.drive.unspawn() {
+            self.flight.ring();
+        }
+        self.place.take();
+    }
+}
+
+/// Polls the future of a flight, if it is to be polled by this one and nobody else does. Ends the flight if the future has
+/// ended. `own` is the waker of a task of its own.
+fn drive<K, V, S>(core: &Arc<Core<K, V, S>>, flight: &Shared<Flight<K, V>>, by: Poller, own: Option<&Waker>)
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    let Some(mut polling) = flight.drive.begin(by) else { return };
+    let polled = {
+        let _running = cycle::Loading::resume(flight.id(), &core.settings.name);
+        polling.with(|load| {
+            let Load::Running(running) = load else { return Ok(Poll::Ready(Fetch::Abandoned)) };
+            if let Some(own) = own
+                && !running.task.as_ref().is_some_and(|task| task.will_wake(own))
+            {
+                running.task = Some(own.clone());
+            }
+            let shared = waker_of(flight);
+            let mut cx = Context::from_waker(own.unwrap_or(&shared));
+            let (runtime, future) = (&running.runtime, &mut running.future);
+            catch_unwind(AssertUnwindSafe(|| runtime.enter(|| future.as_mut().poll(&mut cx))))
+        })
+    };
+    match polled {
+        Ok(Poll::Pending) => match polling.pause() {
+            Paused::Idle => {}
+            Paused::Woken => flight.ring(),
+            Paused::Cancelled(load) => core.drop_load(flight, load),
+        },
+        Ok(Poll::Ready(fetch)) => end(core, flight, polling, Ok(fetch)),
+        Err(panic) => end(core, flight, polling, Err(panic)),
+    }
+}
+
+type Panic = Box<dyn Any + Send>;
+
+/// Ends the flight of a future that has ended.
+fn end<K, V, S>(
+    core: &Arc<Core<K, V, S>>,
+    flight: &Shared<Flight<K, V>>,
+    mut polling: Polling<'_, SlotLoad<K, V>>,
+    fetched: Result<Fetch<V>, Panic>,
+) where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    let load = polling.with(|load| std::mem::replace(load, Load::Ended(Own::Abandoned)));
+    let Load::Running(running) = load else { return };
+    let lease = Lease::resume(core.clone(), flight.clone(), running.seat, running.begun);
+    let said = catch_unwind(AssertUnwindSafe(|| {
+        counting_panics(&core.counters, || match fetched {
+            Ok(fetch) => said(&lease, fetch, running.ttl),
+            Err(panic) => resume_unwind(panic),
+        })
+    }));
+    let own = catch_unwind(AssertUnwindSafe(|| match said {
+        Ok(said) => conclude(lease, said),
+        Err(panic) => {
+            if flight.claim.in_background() {
+                // Nobody's own call: remembered as a failure, so that a hot key does not panic on each read.
+                let _ = lease.fail_alone(LoadError::panicked());
+            }
+            Own::Panic(panic)
+        }
+    }));
+    let own = own.unwrap_or_else(Own::Panic);
+    polling.with(|load| *load = Load::Ended(own));
+    if let Some(unwanted) = polling.end() {
+        core.drop_load(flight, unwanted);
+    }
+    contain(|| running.runtime.enter(|| drop(running.future)));
+    flight.ring();
+}
+
+/// A leader whose load is a future. Dropped, it leaves the load to those who have joined, or ends it.
+pub(crate) struct Leader<K, V, S> {
+    place: Place<K, V, S>,
+    /// On whose behalf it waits.
+    _edge: Option<Wait<'static>>,
+}
+
+impl<K, V, S> Leader<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    /// Waits as a task.
+    pub(crate) fn rest(&self) -> impl Future<Output = Own<V>> + Send + use<'_, K, V, S> {
+        let watch = Watch::new(&self.place, Waits::AsTask);
+        rest(self.place.flight().bell(), Owner { watch, until: Moment::NEVER })
+    }
+
+    /// Waits as a thread, for no longer than the lease: what the load needs may need this very thread. Then it is abandoned.
+    pub(crate) fn park(&self) -> Own<V> {
+        let (flight, watch) = (self.place.flight(), Watch::new(&self.place, Waits::AsThread));
+        park(flight.bell(), &self.place.core().time, Owner { watch, until: flight.lease_end() })
+    }
+}
+
+impl<K, V, S> Joined<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    /// Waits as a task.
+    pub(crate) fn rest(&self) -> impl Future<Output = Waited<V>> + Send + use<'_, K, V, S> {
+        let watch = Watch::new(&self.place, Waits::AsTask);
+        rest(self.place.flight().bell(), Follower { watch, deadline: self.deadline })
+    }
+
+    /// Waits as a thread.
+    pub(crate) fn park(&self) -> Waited<V> {
+        let watch = Watch::new(&self.place, Waits::AsThread);
+        let waiter = Follower { watch, deadline: self.deadline };
+        park(self.place.flight().bell(), &self.place.core().time, waiter)
+    }
+}
+
+/// What all who wait do.
+struct Watch<'a, K, V, S> {
+    place: &'a Place<K, V, S>,
+    waits: Waits,
+    timer: Timer,
+    /// While the keeper is to ring.
+    timed: Option<Timed<'a, K, V, S>>,
+}
+
+impl<'a, K, V, S> Watch<'a, K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    fn new(place: &'a Place<K, V, S>, waits: Waits) -> Self {
+        Self { place, waits, timer: Timer::default(), timed: None }
+    }
+
+    fn poller(&self) -> Poller {
+        match self.waits {
+            Waits::AsTask => Poller::Task,
+            Waits::AsThread => Poller::Thread { no_task: !self.place.flight().has_tasks() },
+        }
+    }
+
+    fn may_drive(&self) -> bool {
+        let drive = &self.place.flight().drive;
+        drive.is_under_way() && drive.may_begin(self.poller())
+    }
+
+    fn drive(&self) {
+        drive(self.place.core(), self.place.flight(), self.poller(), None);
+    }
+
+    fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
+        let core = &**self.place.core();
+        let Some(after) = core.time.real_time_until(until) else { return Poll::Pending };
+        self.timer.poll(after, cx).unwrap_or_else(|| {
+            self.timed = self.timed.take().or_else(|| core.timed());
+            self.place.flight().set_alarm(until);
+            Poll::Pending
+        })
+    }
+}
+
+/// A leader who waits for its own load's result.
+struct Owner<'a, K, V, S> {
+    watch: Watch<'a, K, V, S>,
+    until: Moment,
+}
+
+impl<K, V, S> Waiter for Owner<'_, K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    type End = Own<V>;
+
+    fn look(&mut self) -> Result<Self::End, Moment> {
+        if let Some(Load::Ended(own)) = self.watch.place.flight().drive.take_ended() {
+            return Ok(own);
+        }
+        let over = self.until != Moment::NEVER && self.until <= self.watch.place.core().time.now();
+        if over { Ok(Own::Abandoned) } else { Err(self.until) }
+    }
+
+    fn may_drive(&self) -> bool {
+        self.watch.may_drive()
+    }
+
+    fn drive(&mut self) {
+        self.watch.drive();
+    }
+
+    fn due(&mut self) -> Self::End {
+        Own::Abandoned
+    }
+}
+
+impl<K, V, S> WaitingTask for Owner<'_, K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
+        self.watch.poll_timer(until, cx)
+    }
+}
+
+/// One who has joined somebody else's flight.
+struct Follower<'a, K, V, S> {
+    watch: Watch<'a, K, V, S>,
+    deadline: Moment,
+}
+
+impl<K, V, S> Waiter for Follower<'_, K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    type End = Waited<V>;
+
+    fn look(&mut self) -> Result<Waited<V>, Moment> {
+        self.watch.place.flight().look(&self.watch.place.core().time, self.deadline)
+    }
+
+    fn may_drive(&self) -> bool {
+        self.watch.may_drive()
+    }
+
+    fn drive(&mut self) {
+        self.watch.drive();
+    }
+
+    fn due(&mut self) -> Waited<V> {
+        self.watch.place.flight().due(self.deadline)
+    }
+}
+
+impl<K, V, S> WaitingTask for Follower<'_, K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
+        self.watch.poll_timer(until, cx)
+    }
+}
