@@ -309,6 +309,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// an [`AsyncLoader`], or a closure `|key: &K| ..` or `|key: K| ..` that returns a future of a `Result`.
     ///
     /// With a [`loader`](Self::loader) too, calls of threads use that one, and those of tasks this one.
+    ///
+    /// A load that a thread asks for, and a refresh in the background without a [`spawner`](Self::spawner) (or the feature
+    /// `tokio`, under a runtime), is polled by a thread that is in no runtime: a future that needs one needs a spawner.
     pub fn async_loader<M>(self, loader: impl IntoAsyncLoader<K, V, M>) -> Self
     where
         K: Send + Sync + 'static,

@@ -1,12 +1,13 @@
 //! A lock-free, in-process, concurrent cache in which every load of a key happens once.
 //!
 //! When a popular entry expires, everybody misses at once, and the same query runs hundreds of times. quell ends that
-//! inside one process: threads that want a key join the one load that is under way (its *flight*), a stale value is
+//! inside one process: threads and async tasks that want a key join the one load that is under way (its *flight*), a stale value is
 //! served while one caller or one background job refreshes it, a loader that hangs loses its *lease*, and a waiter has
 //! a deadline and a declared outcome.
 //!
 //! - [Quick start](#quick-start)
 //! - [What a look-up does](#what-a-look-up-does)
+//! - [Async](#async)
 //! - [Failure](#failure)
 //! - [Freshness](#freshness)
 //! - [Eviction](#eviction)
@@ -52,6 +53,47 @@
 //! ```
 //! The lease is [30 s unless set](CacheBuilder::lease). Exactly one caller takes over per lease period; the late result of the
 //! one who lost the lease goes to its own caller and is not stored.
+//!
+//! # Async
+//! ```
+//! # smol::block_on(async {
+//! # async fn price_from_the_service(id: u64) -> Result<u64, std::io::Error> { Ok(100 * id) }
+//! let prices = quell::Cache::builder()
+//!     .async_loader(|id: u64| price_from_the_service(id))
+//!     .build();
+//! assert_eq!(prices.get_or_load_async(&7).await.unwrap(), 700);
+//!
+//! let prices = quell::Cache::<u64, u64>::builder().build();
+//! assert_eq!(prices.try_get_with_async(&7, price_from_the_service(7)).await.unwrap(), 700);
+//! # });
+//! ```
+//! The methods with the suffix `_async` are the same calls on the same cache: they share flights with each other and with those
+//! of threads, and have the same deadlines, leases, errors, cycles and [`Provenance`]. They need no runtime, and work under any.
+//!
+//! The future of a load belongs to its flight, not to the call that brought it.
+//! - Without a spawner, every task that waits for the flight is woken when the future can go on, and one of them polls it. So a
+//!   caller that is dropped, or that nobody polls any more, delays nobody, and the load is not begun anew. Each step of the load
+//!   wakes all who wait: where crowds wait for loads of many steps, give the cache a [`spawner`](CacheBuilder::spawner).
+//! - With a [`spawner`](CacheBuilder::spawner), or with the feature `tokio` under a runtime of tokio's, the load is a task of its
+//!   own, and those who wait are woken once, at its end. If that task is refused or dropped, those who wait poll the load.
+//! - When the last one who wants the value is gone, the entry is what it was before the load, and then the future is
+//!   dropped. Background refreshes are wanted by themselves.
+//! - A thread that waits parks. It polls a load's future only if it is its own (an async loader, asked by
+//!   [`get_or_load`](Cache::get_or_load)), or if no task waits any more and the future was not made under a runtime
+//!   that quell knows of.
+//! - A blocking [`loader`](CacheBuilder::loader) that a task asks for runs on a thread for it: of the tokio runtime, with
+//!   that feature, else of the [executor](CacheBuilder::executor), which may refuse it; then the task runs it in place.
+//!
+//! What cannot work: a thread that blocks, in a call without the suffix, the only thread of the runtime which the load needs.
+//! That wait ends with its deadline or the lease: [`get_or_load`](Cache::get_or_load) with an async loader reports
+//! [`TimedOut`](LoadErrorKind::TimedOut), other calls take over.
+//!
+//! Deadlines of waiting tasks are kept by the keeper, which looks at the flights every 4 ms while a task waits for one; with
+//! the feature `tokio` by the runtime's timer, which it must have enabled. A clock that is moved by hand wakes them itself.
+//!
+//! A hit allocates nothing. A load allocates the flight, its future in a box, and the entry; a task that waits, a place in
+//! the flight's list. A call that has been leaked by `mem::forget` still wants its value: its load is not dropped before the
+//! cache.
 //!
 //! # Failure
 //! - A failing load with any number of fallible waiters is one load, and one [`LoadError`] for all of them.
@@ -123,7 +165,9 @@
 //! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks`, `set_capacity` | lock-free, over all buckets, or all entries that have to go |
 //! | `get_with` and its kin, on a hit | as `get` |
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
+//! | `load_many` | runs its closure for the keys that it leads, then waits for those of others |
 //! | `compute` | waits for loads of its key, up to their leases |
+//! | the same with `_async` | as above, but that they wait without blocking; a poll may poll the load's future, or run a part of its end |
 //! | `refresh`, and stale hits with an attached loader | lock-free, but for starting a thread of the keeper now and then |
 //!
 //! While a shard's table grows, each write to it moves a few buckets. One write allocates the array of twice the size, and one
@@ -136,7 +180,7 @@
 //! wait for the same flight.
 //!
 //! The first value that is stored with a deadline starts a thread, the keeper's, unless an executor is given or the clock is
-//! moved by hand.
+//! moved by hand. The first task that waits for a deadline or a lease without tokio's timer starts it too, executor or not.
 //!
 //! In the steady state a hit stores nothing that another core reads. It writes the thread's own epoch record (when pinning
 //! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Three
@@ -173,17 +217,19 @@
 //! | code | thread | holds | may use the cache | a panic |
 //! |---|---|---|---|---|
 //! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
+//! | async loader, futures of loads | any that polls a call that waits, or its own task's | nothing | yes | as a loader's; in `Drop` it is counted ([`Stats::drop_panics`]) |
+//! | wakers of those who wait | any that ends or drives the flight | the flight's list of waiters | no | resumes there |
 //! | [`Expiry`], `weigher`, `fallback` | the caller's; for a load, the leader's | nothing | yes | as a loader's |
 //! | `eviction_listener` | the one that took the value out, the keeper's included | nothing | yes | caught and counted ([`Stats::listener_panics`]) |
 //! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
 //! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
 //! | `ToOwned` of keys, `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |
 //! | `Drop` of keys and values | any | at most an epoch pin | yes, but not load | in reclamation: caught and counted ([`Stats::drop_panics`]) |
-//! | [`Executor`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (`Executor`) | no | resumes in its caller; a clock's goes no further where entries are swept or evicted |
+//! | [`Executor`], [`Spawner`], [`Clock`] | the caller's | at most an epoch pin (`Clock`), nothing (the others) | no | resumes in its caller; a clock's goes no further where entries are swept or evicted |
 //!
 //! # Limits, and when to use something else
 //! - One process. Ten processes load a key ten times.
-//! - This version has no async front-end.
+//! - Where all loads are futures on one runtime, and no thread ever asks, a cache made for that runtime may do with less.
 //! - A miss costs more than in a cache that moves its entries about in a slab of its own: each entry is an allocation, and
 //!   reclaimed by epochs. What misses mostly, and is cheap to load, is better served by such a one.
 //! - If entries never expire and never miss at the same time, a plain concurrent map is smaller and as fast.

@@ -81,6 +81,12 @@ impl Terms {
         Self { demand: Demand { backs_off: true, ..infallible.demand }, patience, ..infallible }
     }
 
+    /// Of a call that wants to lead, whatever is there.
+    pub(crate) fn to_lead() -> Self {
+        let usual = Self::infallible(Shares::Nothing);
+        Self { demand: Demand { accept: None, ..usual.demand }, ..usual }
+    }
+
     /// Of a call that waits as a task, and may spawn.
     pub(crate) fn as_task(mut self, spawns: bool) -> Self {
         self.demand.waits = Waits::AsTask;

@@ -22,7 +22,7 @@ pub(crate) struct Lease<K, V, S> {
     core: Arc<Core<K, V, S>>,
     flight: Shared<Flight<K, V>>,
     seat: Option<Seat<Flight<K, V>>>,
-    /// The flight that this one has taken over from, until those who wait for it are woken.
+    /// The flight that this one has taken over from, until it is ended.
     superseded: Option<Shared<Flight<K, V>>>,
     /// When the loader was called, exactly.
     begun: Moment,
@@ -142,7 +142,7 @@ impl<K, V, S> Lease<K, V, S> {
         self
     }
 
-    /// Wakes those who wait for `old` when the load begins.
+    /// Ends `old` when the load begins.
     pub(super) fn supersedes(&mut self, old: Shared<Flight<K, V>>) {
         self.superseded = Some(old);
     }
@@ -163,18 +163,27 @@ impl<K, V, S> Lease<K, V, S> {
         self.flight.claim.cause
     }
 
-    /// For an executor's queue, which may keep it for long.
+    /// For an executor's queue, which may keep it for long. Not under a pin.
     pub(crate) fn into_queued(mut self) -> QueuedLease<K, V, S> {
+        self.end_superseded();
         QueuedLease { core: Arc::downgrade(&self.core), flight: self.flight.clone(), seat: self.seat.take() }
     }
 
     /// The load begins now. Not under a pin.
     pub(crate) fn begin(&mut self) {
-        if let Some(old) = self.superseded.take() {
-            old.ring();
-        }
+        self.end_superseded();
         self.core.counters.add(Count::Loads);
         self.begun = self.core.time.precise();
+    }
+
+    /// Sends those away who wait for the flight that this one has taken over from, and drops its future if that has no caller
+    /// of its own: nobody would get what it brings. Not under a pin.
+    fn end_superseded(&mut self) {
+        let Some(old) = self.superseded.take() else { return };
+        old.ring();
+        if old.claim.is_spawned() {
+            self.core.give_up(&old);
+        }
     }
 
     /// How long the load has taken so far.

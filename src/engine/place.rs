@@ -55,7 +55,7 @@ impl<K, V, S> Drop for Place<K, V, S> {
 
 impl<K, V, S> Core<K, V, S> {
     /// Gives the slot of a flight back that nobody wants any more, then drops its future.
-    fn give_up(self: &Arc<Self>, flight: &Shared<Flight<K, V>>) {
+    pub(super) fn give_up(self: &Arc<Self>, flight: &Shared<Flight<K, V>>) {
         match flight.drive.cancel() {
             Some(load) => self.drop_load(flight, load),
             // Its own task polls it just now, and drops it then. Nobody need wait for that.

@@ -3,8 +3,9 @@
 //! # States
 //! ```text
 //!   outcome   open ── settle (once, first wins) ──► value | failure | look again
-//!   interest  1 (the leader) ── join, leave ──► n ── close, or last leave ──► CLOSED
+//!   interest  the leader ── join, leave ──► leader, followers ── close, or last leave ──► CLOSED
 //!   lease     queued ── begin ──► running until a moment ──► over
+//!   drive     empty, or the load's future: see [`drive`]
 //! ```
 //! The slot word says who leads a key; a flight only carries the result to those who wait, so its order is fixed:
 //! slot CAS first, then close, then the outcome, then the bookkeeping, and last the bell, with no pin held.
@@ -13,8 +14,8 @@
 //! - `INV-flight-1`: interest is closed only after the slot has left the flight, or by the one who takes the count
 //!   to zero and then moves the slot on. So whoever finds it closed looks at the slot again, and if the flight is
 //!   still there moves the slot on himself.
-//! - `INV-flight-2`: no wait is unbounded: each parks until its own deadline or the lease's end, then looks at the
-//!   slot again.
+//! - `INV-flight-2`: no wait for somebody else's load is unbounded: each parks until its own deadline or the lease's end,
+//!   then looks at the slot again.
 //! - `INV-flight-3`: a flight borrows `prev`: it may be dereferenced only under the pin that read the flight from
 //!   its slot.
 //! - `INV-flight-4`: the first flight of a slot has the slot's own room for its value, and no other flight has.

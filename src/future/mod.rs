@@ -12,7 +12,7 @@ use crate::engine::{By, Lease};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::flight::{Fetch, LoadFuture, Waits};
 use crate::freshness::Ttl;
-use crate::sync::{Answer, Ask, Cache};
+use crate::sync::{Answer, Ask, Cache, Op, Outcome, decide_by};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 
@@ -257,6 +257,36 @@ where
             return Ok(value);
         }
         self.load_attached(key, self.patient(Shares::All), Ttl::default()).await.map(|(value, _)| value)
+    }
+
+    /// Reads, decides and writes as one step: the async form of [`compute`](Self::compute), which waits for other loads of the
+    /// key without blocking. `decide` itself runs when the future is polled, and must not block.
+    ///
+    /// # Panics
+    /// As [`compute`](Self::compute).
+    ///
+    /// # Cancel safety
+    /// Dropped before it is ready, it has done nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// # smol::block_on(async {
+    /// use quell::{Cache, Op, Outcome};
+    ///
+    /// let cache = Cache::<String, u32>::builder().build();
+    /// let add = |n: Option<&u32>| Op::Put(n.map_or(1, |n| n + 1));
+    /// assert_eq!(cache.compute_async("hits", add).await, Outcome::Inserted(1));
+    /// assert_eq!(cache.compute_async("hits", add).await, Outcome::Replaced(2));
+    /// # });
+    /// ```
+    pub async fn compute_async<Q>(&self, key: &Q, decide: impl FnOnce(Option<&V>) -> Op<V>) -> Outcome<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let mut call = Call::new(&self.core, key, Terms::to_lead().as_task(false));
+        let turn = obtain(&mut call).await;
+        decide_by(turn, decide)
     }
 }
 

@@ -1,8 +1,9 @@
 //! `compute`: read, decide and write as one step, under a lease.
 
 use super::Cache;
-use crate::call::{Brought, Call, Shares, Terms, Turn, run, unexpected};
-use crate::engine::{Demand, Published};
+use crate::call::{Brought, Call, Terms, Turn, run, unexpected};
+use crate::engine::Published;
+use crate::error::LoadError;
 use crate::freshness::Ttl;
 use crate::primitive::epoch::pin;
 use std::borrow::Borrow;
@@ -71,32 +72,39 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let usual = Terms::infallible(Shares::Nothing);
-        let terms = Terms { demand: Demand { accept: None, ..usual.demand }, ..usual };
-        let mut lease = match self.obtain(&mut Call::new(&self.core, key, terms)) {
-            Ok(Turn::Lead(lease) | Turn::Served(_, _, Some(lease))) => lease,
-            Ok(Turn::Served(_, _, None)) => return Outcome::Superseded,
-            Err(error) => unexpected(&error),
-        };
-        let Ok(current) = lease.current(&pin()) else { return Outcome::Superseded };
-        let op = run(&mut lease, |lease| match decide(current.as_ref()) {
-            Op::Put(value) => Op::Put(Brought::new(lease, value, Ttl::default())),
-            Op::Remove => Op::Remove,
-            Op::Keep => Op::Keep,
-        });
-        let (published, outcome) = match (op, current) {
-            (Op::Put(brought), current) => {
-                let (published, kept) = brought.put(lease);
-                (published, if current.is_some() { Outcome::Replaced(kept) } else { Outcome::Inserted(kept) })
-            }
-            (Op::Remove, Some(value)) => (lease.remove(), Outcome::Removed(value)),
-            (Op::Remove, None) => (lease.remove(), Outcome::Absent),
-            (Op::Keep, Some(value)) => (lease.abandon(), Outcome::Kept(value)),
-            (Op::Keep, None) => (lease.abandon(), Outcome::Absent),
-        };
-        match published {
-            Published::Done => outcome,
-            Published::Fenced => Outcome::Superseded,
+        let turn = self.obtain(&mut Call::new(&self.core, key, Terms::to_lead()));
+        decide_by(turn, decide)
+    }
+}
+
+/// Decides under the lease that a call has come to, and does it.
+pub(crate) fn decide_by<K: 'static, V: Clone + 'static, S>(
+    turn: Result<Turn<K, V, S>, LoadError>,
+    decide: impl FnOnce(Option<&V>) -> Op<V>,
+) -> Outcome<V> {
+    let mut lease = match turn {
+        Ok(Turn::Lead(lease) | Turn::Served(_, _, Some(lease))) => lease,
+        Ok(Turn::Served(_, _, None)) => return Outcome::Superseded,
+        Err(error) => unexpected(&error),
+    };
+    let Ok(current) = lease.current(&pin()) else { return Outcome::Superseded };
+    let op = run(&mut lease, |lease| match decide(current.as_ref()) {
+        Op::Put(value) => Op::Put(Brought::new(lease, value, Ttl::default())),
+        Op::Remove => Op::Remove,
+        Op::Keep => Op::Keep,
+    });
+    let (published, outcome) = match (op, current) {
+        (Op::Put(brought), current) => {
+            let (published, kept) = brought.put(lease);
+            (published, if current.is_some() { Outcome::Replaced(kept) } else { Outcome::Inserted(kept) })
         }
+        (Op::Remove, Some(value)) => (lease.remove(), Outcome::Removed(value)),
+        (Op::Remove, None) => (lease.remove(), Outcome::Absent),
+        (Op::Keep, Some(value)) => (lease.abandon(), Outcome::Kept(value)),
+        (Op::Keep, None) => (lease.abandon(), Outcome::Absent),
+    };
+    match published {
+        Published::Done => outcome,
+        Published::Fenced => Outcome::Superseded,
     }
 }

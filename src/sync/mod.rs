@@ -10,6 +10,7 @@ mod pinned;
 mod stall;
 
 pub use ask::{Answer, Ask, Provenance};
+pub(crate) use compute::decide_by;
 pub use compute::{Op, Outcome};
 pub use pinned::Pinned;
 

@@ -7,6 +7,8 @@
 
 use super::{Cache, Op};
 use crate::primitive::step::armed;
+use smol::future::{block_on, poll_once, yield_now, zip};
+use std::future::ready;
 use std::time::Duration;
 
 type Fixture = Cache<u64, u64>;
@@ -44,6 +46,7 @@ fn others(cache: &Fixture, key: u64) {
     // A flight of a suspended leader is waited for up to the lease; another caller leads then.
     assert_eq!(cache.get_with(&key, || 5), 5);
     assert!(matches!(cache.try_get_with(&key, || Ok::<_, std::fmt::Error>(6)), Ok(5)));
+    assert_eq!(block_on(cache.get_with_async(&(key + 1), three_steps())), 1);
     cache.compute(&key, |_| Op::Put(7));
     assert_eq!(cache.get(&key), Some(7));
     let _ = cache.stats();
@@ -112,6 +115,33 @@ stalls! {
     compute: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Put(1));
     a_load_that_is_abandoned: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Keep);
     a_load_that_finds_nothing: at least 6, PRESENT, |c, k| _ = c.compute(&k, |_| Op::Remove);
+    a_future_that_is_ready: at least 8, ABSENT, |c, k| _ = block_on(c.get_with_async(&k, ready(1)));
+    a_future_of_several_steps: at least 12, ABSENT, |c, k| _ = block_on(c.get_with_async(&k, three_steps()));
+    a_future_that_fails: at least 8, ABSENT,
+        |c, k| drop(block_on(c.try_get_with_async(&k, ready(Err::<u64, _>("no")))));
+    a_future_that_is_dropped: at least 6, ABSENT, |c, k| {
+        let mut call = std::pin::pin!(c.get_with_async(&k, three_steps()));
+        let _ = block_on(poll_once(&mut call));
+    };
+    a_future_with_a_follower: at least 12, ABSENT, |c, k| {
+        let calls = zip(c.get_with_async(&k, three_steps()), c.get_with_async(&k, ready(2)));
+        _ = block_on(calls);
+    };
+    a_future_for_many: at least 20, ABSENT, |c, k| {
+        let load = |keys: Vec<u64>| ready(Ok::<_, std::fmt::Error>(keys.into_iter().map(|k| (k, 1))));
+        drop(block_on(c.load_many_async([k, k + 1], load)));
+    };
+    many_at_once: at least 12, ABSENT, |c, k| {
+        let load = |keys: &[u64]| Ok::<_, std::fmt::Error>(keys.iter().map(|k| (*k, 1)).collect::<Vec<_>>());
+        drop(c.load_many([k, k + 1], load));
+    };
+}
+
+/// A future that has to be polled three times, and sees to that itself.
+async fn three_steps() -> u64 {
+    yield_now().await;
+    yield_now().await;
+    1
 }
 
 /// Entries of a full cache.
