@@ -2,7 +2,7 @@
 
 use super::Joined;
 use super::bring::{conclude, counting_panics, said};
-use crate::clock::Moment;
+use crate::clock::{Moment, Time};
 use crate::engine::{By, Core, Lease, Place, QueuedLease, Timed, source_fence};
 use crate::error::LoadError;
 use crate::executor::{BoxFuture, Rejected};
@@ -216,14 +216,15 @@ where
 {
     /// Waits as a task.
     pub(crate) fn rest(&self) -> impl Future<Output = Own<V>> + Send + use<'_, K, V, S> {
-        let watch = Watch::new(&self.place, Waits::AsTask);
-        rest(self.place.flight().bell(), Owner { watch, until: Moment::NEVER })
+        let wants = OwnResult { until: Moment::NEVER };
+        rest(self.place.flight().bell(), Watch::new(&self.place, Waits::AsTask, wants))
     }
 
     /// Waits as a thread, for no longer than the lease: what the load needs may need this very thread. Then it is abandoned.
     pub(crate) fn park(&self) -> Own<V> {
-        let (flight, watch) = (self.place.flight(), Watch::new(&self.place, Waits::AsThread));
-        park(flight.bell(), &self.place.core().time, Owner { watch, until: flight.lease_end() })
+        let (flight, time) = (self.place.flight(), &self.place.core().time);
+        let wants = OwnResult { until: flight.lease_end() };
+        park(flight.bell(), time, Watch::new(&self.place, Waits::AsThread, wants))
     }
 }
 
@@ -235,35 +236,80 @@ where
 {
     /// Waits as a task.
     pub(crate) fn rest(&self) -> impl Future<Output = Waited<V>> + Send + use<'_, K, V, S> {
-        let watch = Watch::new(&self.place, Waits::AsTask);
-        rest(self.place.flight().bell(), Follower { watch, deadline: self.deadline })
+        let wants = Outcome { deadline: self.deadline };
+        rest(self.place.flight().bell(), Watch::new(&self.place, Waits::AsTask, wants))
     }
 
     /// Waits as a thread.
     pub(crate) fn park(&self) -> Waited<V> {
-        let watch = Watch::new(&self.place, Waits::AsThread);
-        let waiter = Follower { watch, deadline: self.deadline };
-        park(self.place.flight().bell(), &self.place.core().time, waiter)
+        let (flight, time) = (self.place.flight(), &self.place.core().time);
+        let wants = Outcome { deadline: self.deadline };
+        park(flight.bell(), time, Watch::new(&self.place, Waits::AsThread, wants))
     }
 }
 
-/// What all who wait do.
-struct Watch<'a, K, V, S> {
+/// What one who waits looks for.
+trait Wants<K, V> {
+    type End;
+
+    /// As [`Waiter::look`].
+    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Self::End, Moment>;
+
+    /// As [`Waiter::due`].
+    fn due(&self, flight: &Flight<K, V>) -> Self::End;
+}
+
+/// What the waiter's own load comes to, until then at most.
+struct OwnResult {
+    until: Moment,
+}
+
+impl<K, V> Wants<K, V> for OwnResult {
+    type End = Own<V>;
+
+    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Own<V>, Moment> {
+        if let Some(Load::Ended(own)) = flight.drive.take_ended() {
+            return Ok(own);
+        }
+        let over = self.until != Moment::NEVER && self.until <= time.now();
+        if over { Ok(Own::Abandoned) } else { Err(self.until) }
+    }
+
+    fn due(&self, _: &Flight<K, V>) -> Own<V> {
+        Own::Abandoned
+    }
+}
+
+/// What somebody else's flight comes to.
+struct Outcome {
+    deadline: Moment,
+}
+
+impl<K, V: Clone> Wants<K, V> for Outcome {
+    type End = Waited<V>;
+
+    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Waited<V>, Moment> {
+        flight.look(time, self.deadline)
+    }
+
+    fn due(&self, flight: &Flight<K, V>) -> Waited<V> {
+        flight.due(self.deadline)
+    }
+}
+
+/// One who waits at a place.
+struct Watch<'a, K, V, S, W> {
     place: &'a Place<K, V, S>,
     waits: Waits,
+    wants: W,
     timer: Timer,
     /// While the keeper is to ring.
     timed: Option<Timed<'a, K, V, S>>,
 }
 
-impl<'a, K, V, S> Watch<'a, K, V, S>
-where
-    K: Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
-    fn new(place: &'a Place<K, V, S>, waits: Waits) -> Self {
-        Self { place, waits, timer: Timer::default(), timed: None }
+impl<'a, K, V, S, W> Watch<'a, K, V, S, W> {
+    fn new(place: &'a Place<K, V, S>, waits: Waits, wants: W) -> Self {
+        Self { place, waits, wants, timer: Timer::default(), timed: None }
     }
 
     fn poller(&self) -> Poller {
@@ -272,16 +318,42 @@ where
             Waits::AsThread => Poller::Thread { no_task: !self.place.flight().has_tasks() },
         }
     }
+}
+
+impl<K, V, S, W> Waiter for Watch<'_, K, V, S, W>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+    W: Wants<K, V>,
+{
+    type End = W::End;
+
+    fn look(&mut self) -> Result<W::End, Moment> {
+        self.wants.look(self.place.flight(), &self.place.core().time)
+    }
 
     fn may_drive(&self) -> bool {
         let drive = &self.place.flight().drive;
         drive.is_under_way() && drive.may_begin(self.poller())
     }
 
-    fn drive(&self) {
+    fn drive(&mut self) {
         drive(self.place.core(), self.place.flight(), self.poller(), None);
     }
 
+    fn due(&mut self) -> W::End {
+        self.wants.due(self.place.flight())
+    }
+}
+
+impl<K, V, S, W> WaitingTask for Watch<'_, K, V, S, W>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+    W: Wants<K, V>,
+{
     fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
         let core = &**self.place.core();
         let Some(after) = core.time.real_time_until(until) else { return Poll::Pending };
@@ -290,93 +362,5 @@ where
             self.place.flight().set_alarm(until);
             Poll::Pending
         })
-    }
-}
-
-/// A leader who waits for its own load's result.
-struct Owner<'a, K, V, S> {
-    watch: Watch<'a, K, V, S>,
-    until: Moment,
-}
-
-impl<K, V, S> Waiter for Owner<'_, K, V, S>
-where
-    K: Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
-    type End = Own<V>;
-
-    fn look(&mut self) -> Result<Self::End, Moment> {
-        if let Some(Load::Ended(own)) = self.watch.place.flight().drive.take_ended() {
-            return Ok(own);
-        }
-        let over = self.until != Moment::NEVER && self.until <= self.watch.place.core().time.now();
-        if over { Ok(Own::Abandoned) } else { Err(self.until) }
-    }
-
-    fn may_drive(&self) -> bool {
-        self.watch.may_drive()
-    }
-
-    fn drive(&mut self) {
-        self.watch.drive();
-    }
-
-    fn due(&mut self) -> Self::End {
-        Own::Abandoned
-    }
-}
-
-impl<K, V, S> WaitingTask for Owner<'_, K, V, S>
-where
-    K: Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
-    fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
-        self.watch.poll_timer(until, cx)
-    }
-}
-
-/// One who has joined somebody else's flight.
-struct Follower<'a, K, V, S> {
-    watch: Watch<'a, K, V, S>,
-    deadline: Moment,
-}
-
-impl<K, V, S> Waiter for Follower<'_, K, V, S>
-where
-    K: Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
-    type End = Waited<V>;
-
-    fn look(&mut self) -> Result<Waited<V>, Moment> {
-        self.watch.place.flight().look(&self.watch.place.core().time, self.deadline)
-    }
-
-    fn may_drive(&self) -> bool {
-        self.watch.may_drive()
-    }
-
-    fn drive(&mut self) {
-        self.watch.drive();
-    }
-
-    fn due(&mut self) -> Waited<V> {
-        self.watch.place.flight().due(self.deadline)
-    }
-}
-
-impl<K, V, S> WaitingTask for Follower<'_, K, V, S>
-where
-    K: Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-{
-    fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
-        self.watch.poll_timer(until, cx)
     }
 }

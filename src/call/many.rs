@@ -4,6 +4,7 @@
 use super::batch::SharedBatch;
 use super::bring::{Said, conclude, counting_panics, received, said};
 use super::drive::{Leader, OwnTask, can_spawn, spawn, start};
+use super::map::mapped;
 use super::{Call, How, Joined, Step, Terms, Turn};
 use crate::engine::{By, Core, Lease, source_fence};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
@@ -217,12 +218,14 @@ where
             let keys = keys_of(&leases);
             let future = load(keys.clone());
             let mut outcome = Ok(());
-            // One that panics first is last: all others are settled.
             let mut own = Vec::with_capacity(claims.len());
             for leader in start_all(leases, keys, future) {
                 own.push(leader.rest().await);
             }
-            own.sort_by_key(|own| matches!(own, Own::Panic(_)));
+            // Which of the loads has the batch's panic is chance.
+            if let Some(panicked) = own.iter().position(|own| matches!(own, Own::Panic(_))) {
+                let _ = received(own.swap_remove(panicked));
+            }
             for (claim, own) in claims.iter().zip(own) {
                 outcome = outcome.and(many.settle(claim, received(own)));
             }
@@ -249,11 +252,7 @@ where
     let core = leases[0].core().clone();
     let spawns = can_spawn(&core);
     let flights: Vec<_> = leases.iter().map(|lease| lease.flight().id()).collect();
-    let batch = SharedBatch::new(
-        &flights,
-        &core.settings.name,
-        super::map::map_into(future, move |r| sorted(r, &keys)),
-    );
+    let batch = SharedBatch::new(&flights, &core.settings.name, mapped(future, move |r| sorted(r, &keys)));
     let by = if spawns { By::SpawnedWithOthers } else { By::Task };
     let leaders: Vec<_> = leases
         .into_iter()

@@ -1,6 +1,5 @@
 //! A future with something done to what it comes to. Unlike an `async` block that awaits, it has the future in it once.
 
-use crate::flight::{Fetch, LoadFuture};
 use pin_project_lite::pin_project;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -24,19 +23,8 @@ impl<R, F: Future, M: FnOnce(F::Output) -> R> Future for Mapped<F, M> {
     }
 }
 
-/// The future of a load, from the future that a call was given.
-pub(crate) fn mapped<V, F>(
-    future: F,
-    map: impl FnOnce(F::Output) -> Fetch<V> + Send + 'static,
-) -> LoadFuture<V>
-where
-    F: Future + Send + 'static,
-{
-    Box::pin(Mapped { future, map: Some(map) })
-}
-
-/// A future with something done to what it comes to, boxed.
-pub(crate) fn map_into<R, F>(
+/// The future of a load, say, from the future that a call was given.
+pub(crate) fn mapped<R, F>(
     future: F,
     map: impl FnOnce(F::Output) -> R + Send + 'static,
 ) -> Pin<Box<dyn Future<Output = R> + Send>>
