@@ -1,12 +1,12 @@
 //! Faults that broke other caches, one scenario each: `cargo test --test cases` (`QUELL_LONG=1` for the full numbers).
 //!
-//! Not possible yet, with what they need:
-//! - futures: clean-up after an await, progress needs somebody else's poll, waker replaced during completion, synchronous
-//!   failure before the first await, busy loop starves the runtime, futures too large, task context leaks into joiners;
-//!   the tasks' half of re-entrance and of waiters tied to the leader's life (a panic stands for the abort here);
-//! - `load_many`: bulk and single do not share, bulk returns other keys;
-//! - a benchmark, not a test: hits that scale backwards, and the time that the slowest call takes for upkeep (here it is
-//!   counted what one call removes).
+//! `tests/cases_async.rs` has the same for tasks, and what only tasks meet: clean-up after an await, progress needs somebody
+//! else's poll, waker replaced during completion, synchronous failure before the first await, busy loop starves the runtime,
+//! futures too large, task context leaks into joiners. A thread's loader cannot be aborted: in *waiters tied to the leader's
+//! life* a panic stands for it here.
+//!
+//! Left out, since it takes a benchmark and not a test: hits that scale backwards, and the time that the slowest call takes
+//! for upkeep (here it is counted what one call removes) or the last of a crowd to wake up.
 //!
 //! *Protective option not applied* is `tests/settings.rs`, and bytes are counted in `tests/memory.rs`. `tests/eviction.rs` has
 //! more on the bound and the listener.
@@ -773,6 +773,66 @@ fn flights_split_by_error_type() {
             assert_eq!(compute.join().unwrap(), Outcome::Replaced(8));
         });
         assert_eq!(loads.get(), 1);
+    });
+}
+
+#[test]
+fn bulk_and_single_do_not_share() {
+    // A load of many keys and loads of one did not join each other (caffeine#1409, #322).
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (gate, loads) = (Gate::default(), Tally::default());
+        let (stop, count) = (gate.clone(), loads.clone());
+        let load = move |key: &u32| {
+            count.add();
+            stop.pass();
+            Ok::<_, Error>(*key)
+        };
+        let cache = builder.loader(load).build();
+        let many = |keys: std::ops::Range<u32>| {
+            let load = |keys: &[u32]| {
+                keys.iter().for_each(|_| _ = loads.add());
+                gate.pass();
+                Ok::<_, Error>(keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>())
+            };
+            cache.load_many(keys, load).unwrap()
+        };
+        thread::scope(|s| {
+            let (cache, many) = (&cache, &many);
+            let single = s.spawn(|| cache.get_or_load(&3).unwrap());
+            eventually(|| gate.arrived() == 1);
+            let one = s.spawn(move || many(0..6));
+            eventually(|| gate.arrived() == 2);
+            let two = s.spawn(move || many(4..10));
+            eventually(|| gate.arrived() == 3);
+            let other = s.spawn(|| cache.get_or_load(&8).unwrap());
+            assert!(cache.refresh(&0) && cache.refresh(&9));
+            // `one` has joined 3, `two` 4 and 5.
+            until_waiting(cache, 4);
+            gate.open();
+            assert_eq!((single.join().unwrap(), other.join().unwrap()), (3, 8));
+            assert_eq!(one.join().unwrap(), (0..6).map(|n| (n, n)).collect());
+            assert_eq!(two.join().unwrap(), (4..10).map(|n| (n, n)).collect());
+        });
+        assert_eq!((loads.get(), cache.len(), cache.stats().loads), (10, 10, 10));
+    });
+}
+
+#[test]
+fn bulk_returns_other_keys() {
+    // What a loader of many keys returned beside them was stored, or mixed up with them (caffeine#655).
+    over_shapes(|builder: Builder<u32, &'static str>| {
+        let cache = builder.build();
+        cache.insert(7, "old");
+        let load = |keys: &[u32]| {
+            assert_eq!(keys.len(), 3);
+            // Somebody invalidates a key that is about to be returned unasked.
+            cache.invalidate(&7);
+            Ok::<_, Error>([(9, "nine"), (3, "three"), (7, "seven"), (1, "one")])
+        };
+        let got = cache.load_many([1, 2, 3], load).unwrap();
+        assert_eq!(got, HashMap::from([(1, "one"), (3, "three")]));
+        assert_eq!((cache.get(&1), cache.get(&3), cache.len()), (Some("one"), Some("three"), 2));
+        assert_eq!((cache.get(&2), cache.get(&7), cache.get(&9)), (None, None, None));
     });
 }
 

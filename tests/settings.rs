@@ -9,6 +9,7 @@
 
 mod common;
 
+use common::tasks::{Kept, Task};
 use common::{
     Builder, Gate, Queue, Tally, With, eventually, ms, over_shapes, panic_of, plain, secs, until_waiting,
 };
@@ -477,6 +478,45 @@ fn loader_fn() {
         plain::<u32, u32>().loader_fn(|key| if *key == 0 { Err("zero") } else { Ok(key * 2) }).build();
     assert_eq!((cache.get_or_load(&4).unwrap(), cache.get(&4)), (8, Some(8)));
     assert_eq!(cache.get_or_load(&0).unwrap_err().kind(), LoadErrorKind::Failed);
+}
+
+#[test]
+fn async_loader() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        // A trait, a closure of a reference, and one of a key, are in `tests/loaders.rs`.
+        let cache = builder.async_loader(|key: &u32| std::future::ready(Ok::<_, Error>(10 * key))).build();
+        assert_eq!(smol::block_on(cache.get_or_load_async(&1)).unwrap(), 10);
+        assert_eq!(cache.get_or_load(&2).unwrap(), 20);
+        assert!(cache.refresh(&3));
+        eventually(|| cache.peek(&3) == Some(30));
+    });
+}
+
+#[test]
+fn async_loader_fn() {
+    let cache = plain().async_loader_fn(|key: String| async move { key.parse::<u32>() }).build();
+    assert_eq!(smol::block_on(cache.get_or_load_async("12")).unwrap(), 12);
+    assert!(smol::block_on(cache.get_or_load_async("x")).is_err());
+}
+
+#[test]
+fn spawner() {
+    let (kept, clock) = (Kept::default(), ManualClock::new());
+    let cache = plain()
+        .soft_ttl(secs(1))
+        .clock(clock.clone())
+        .spawner(kept.clone())
+        .async_loader_fn(|key: u32| std::future::ready(Ok::<_, Error>(10 * key)))
+        .build();
+    // A load is a task of its own.
+    let call = Task::waiting(cache.get_or_load_async(&1));
+    assert_eq!((kept.len(), kept.run(), call.finish().unwrap()), (1, 1, 10));
+    // So is a refresh.
+    cache.insert(1, 1);
+    clock.advance(secs(1));
+    assert_eq!(smol::block_on(cache.get_or_load_async(&1)).unwrap(), 1);
+    assert_eq!((kept.len(), cache.peek(&1)), (1, Some(1)));
+    assert_eq!((kept.run(), cache.peek(&1)), (1, Some(10)));
 }
 
 #[test]

@@ -111,13 +111,21 @@ where
     }
 
     /// The future of a load for a task.
-    pub(crate) fn future<S>(self, lease: &Lease<K, V, S>, key: K) -> LoadFuture<V> {
+    pub(crate) fn future<S>(self, lease: &Lease<K, V, S>, key: K) -> LoadFuture<V>
+    where
+        S: Send + Sync + 'static,
+    {
         match self {
             Self::Async(loader) => loader.start(key, context(lease)),
             Self::Sync(loader) => {
-                let (core, flight) = (lease.core(), lease.flight().id());
+                let (core, flight) = (lease.core().clone(), lease.flight().id());
                 let work = Work { loader, key, cx: context(lease), flight, name: core.settings.name.clone() };
-                Box::pin(offload(core, work).fetch())
+                // Handed over when it is first polled: by then it can be seen on whose behalf its caller waits.
+                Box::pin(async move {
+                    let handover = offload(&core, work);
+                    drop(core);
+                    handover.fetch().await
+                })
             }
         }
     }
@@ -208,6 +216,10 @@ where
     let handover = Arc::new(Handover { came: Basket::new(1), bell: Bell::new() });
     let mut handed = Handed { work: Some(work), to: handover.clone() };
     let job = Job::new(move || {
+        // If nobody waits for it any more, the load is over.
+        if Arc::strong_count(&handed.to) == 1 {
+            return;
+        }
         if let Some(work) = handed.work.take() {
             let fetched = catch_unwind(AssertUnwindSafe(|| work.run()));
             handed.came(Came::Fetched(fetched));

@@ -7,9 +7,12 @@ use crate::flight::drive::{Drive, Paused, Poller, Put, Threads};
 use crate::flight::wait::{Waiter, WaitingTask, rest};
 use crate::flight::{Fetch, LoadFuture};
 use crate::primitive::Arc;
+use crate::primitive::atomic::{AtomicUsize, Ordering};
 use crate::primitive::basket::Basket;
+use crate::primitive::epoch::contain;
 use crate::primitive::park::Bell;
 use crate::primitive::waker::{Rouse, waker_of};
+use pin_project_lite::pin_project;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -21,17 +24,15 @@ type Panic = Box<dyn Any + Send>;
 type Place<V> = Basket<Result<Fetch<V>, Panic>>;
 type BatchFuture<V> = Pin<Box<dyn Future<Output = Vec<Fetch<V>>> + Send>>;
 
-/// One future for several flights.
+/// One future for several flights, dropped when all of them have ended.
 struct Batch<V> {
     drive: Drive<BatchFuture<V>>,
+    /// Shares that have not been dropped.
+    members: AtomicUsize,
     bell: Bell,
     /// What has come for each member.
     came: Box<[Place<V>]>,
-    /// On whose behalf the future is polled.
-    flight: FlightId,
     name: Name<str>,
-    /// Each flight waits for the next, and so for the one on whose behalf the future is polled.
-    _edges: Vec<Wait<'static>>,
 }
 
 /// A flight's part of a batch.
@@ -40,19 +41,63 @@ struct Member<'a, V> {
     nth: usize,
 }
 
+/// A member's share of its batch. The last one drops the batch's future: a waker may keep the batch itself for longer, and may
+/// even be in that future.
+struct Share<V> {
+    batch: Arc<Batch<V>>,
+    /// Its flight waits for the batch; no longer than there is that flight.
+    _edge: Wait<'static>,
+}
+
+impl<V> Drop for Share<V> {
+    fn drop(&mut self) {
+        // AcqRel: what was done with each share comes before the end of the future.
+        if self.batch.members.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let unwanted = self.batch.drive.cancel();
+            contain(|| drop(unwanted));
+        }
+    }
+}
+
+pin_project! {
+    /// The future of a member. It has its share until it is dropped, which is after its flight has ended.
+    struct Kept<F, V> {
+        #[pin]
+        future: F,
+        _share: Share<V>,
+    }
+}
+
+impl<F: Future, V> Future for Kept<F, V> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.project().future.poll(cx)
+    }
+}
+
+impl<V> Batch<V> {
+    /// On whose behalf the future is polled: any of the flights may be gone before it ends.
+    fn id(&self) -> FlightId {
+        FlightId::of(self)
+    }
+}
+
 impl<V: Send + Sync + 'static> Batch<V> {
     fn poll(this: &Arc<Self>) {
         let Some(mut polling) = this.drive.begin(Poller::Task) else { return };
         let polled = {
-            let _running = Loading::resume(this.flight, &this.name);
+            let _running = Loading::resume(this.id(), &this.name);
             let waker = waker_of(this);
             let poll = |future: &mut BatchFuture<V>| future.as_mut().poll(&mut Context::from_waker(&waker));
             catch_unwind(AssertUnwindSafe(|| polling.with(poll)))
         };
         match polled {
             Ok(Poll::Pending) => {
-                if matches!(polling.pause(), Paused::Woken) {
-                    this.bell.ring();
+                match polling.pause() {
+                    Paused::Idle => {}
+                    Paused::Woken => this.bell.ring(),
+                    Paused::Cancelled(unwanted) => contain(|| drop(unwanted)),
                 }
                 return;
             }
@@ -69,9 +114,9 @@ impl<V: Send + Sync + 'static> Batch<V> {
                 }
             }
         }
-        let ended = polling.end();
+        // It stays until the last share goes: its destructor is user code, and must find no flight of the batch under way.
+        let _ = polling.end();
         this.bell.ring();
-        drop(ended);
     }
 }
 
@@ -88,28 +133,29 @@ impl<V: Send + Sync + 'static> Rouse for Batch<V> {
 pub(super) struct SharedBatch<V>(Arc<Batch<V>>);
 
 impl<V: Send + Sync + 'static> SharedBatch<V> {
-    /// A batch for these flights, of a cache called `name`. `future` brings what each is to get, in their order.
-    pub(super) fn new(flights: &[FlightId], name: &Name<str>, future: BatchFuture<V>) -> Self {
-        let edges = flights.windows(2).map(|two| bound(graph(), two[0], two[1], name)).collect();
+    /// A batch for so many flights of a cache called `name`. `future` brings what each is to get, in their order.
+    pub(super) fn new(members: usize, name: &Name<str>, future: BatchFuture<V>) -> Self {
         let batch = Batch {
             drive: Drive::empty(),
+            members: AtomicUsize::new(members),
             bell: Bell::new(),
-            came: flights.iter().map(|_| Basket::new(1)).collect(),
-            flight: *flights.last().expect("a batch has members"),
+            came: (0..members).map(|_| Basket::new(1)).collect(),
             name: name.clone(),
-            _edges: edges,
         };
-        batch.drive.put(future, Put { spawned: false, orphaned: true, threads: Threads::Any });
+        batch.drive.put(future, Put { spawned: false, orphaned: false, threads: Threads::Any });
         Self(Arc::new(batch))
     }
 
-    /// The load of the nth flight.
-    pub(super) fn member(&self, nth: usize) -> LoadFuture<V> {
+    /// The load of the nth flight. Once for each.
+    pub(super) fn member(&self, nth: usize, flight: FlightId) -> LoadFuture<V> {
         let batch = self.0.clone();
-        Box::pin(async move {
+        let edge = bound(graph(), flight, batch.id(), &batch.name);
+        let share = Share { batch: batch.clone(), _edge: edge };
+        let future = async move {
             let came = rest(&batch.bell, Member { batch: &batch, nth }).await;
             came.unwrap_or_else(|panic| resume_unwind(panic))
-        })
+        };
+        Box::pin(Kept { future, _share: share })
     }
 }
 
@@ -128,8 +174,8 @@ impl<V: Send + Sync + 'static> Waiter for Member<'_, V> {
         Batch::poll(self.batch);
     }
 
-    fn due(&mut self) -> Self::End {
-        Ok(Fetch::Abandoned)
+    fn due(&mut self) -> Option<Self::End> {
+        None
     }
 }
 

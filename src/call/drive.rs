@@ -3,7 +3,7 @@
 use super::Joined;
 use super::bring::{conclude, counting_panics, said};
 use crate::clock::{Moment, Time};
-use crate::engine::{By, Core, Lease, Place, QueuedLease, Timed, source_fence};
+use crate::engine::{By, Core, Lease, Place, QueuedLease, source_fence};
 use crate::error::LoadError;
 use crate::executor::{BoxFuture, Rejected};
 use crate::flight::cycle::{self, Wait, graph};
@@ -48,7 +48,7 @@ where
     S: Send + Sync + 'static,
 {
     let edge = cycle::nested(graph(), lease.flight().id(), &lease.core().settings.name);
-    let leader = Leader { place: put(lease, future, ttl, by), _edge: edge };
+    let leader = Leader { _edge: edge, place: put(lease, future, ttl, by) };
     if let By::Spawned(_) = by {
         // One that is refused is dropped, and leaves the load to the leader.
         let _ = spawn(leader.place.core(), Box::pin(OwnTask::of(&leader).run()));
@@ -111,29 +111,41 @@ where
     }
 
     pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        drive(&self.core, &self.flight, Poller::OwnTask, Some(cx.waker()));
-        if self.flight.drive.is_under_way() { Poll::Pending } else { Poll::Ready(()) }
+        if drive(&self.core, &self.flight, Poller::OwnTask, Some(cx.waker())) {
+            self.flight.ring();
+        }
+        if self.flight.drive.is_spawned() { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 
 impl<K, V, S> Drop for OwnTask<K, V, S> {
     fn drop(&mut self) {
         if self.flight.drive.unspawn() {
-            self.flight.ring();
+            if self.flight.has_tasks() {
+                self.flight.ring();
+            } else {
+                self.core.leave_to_threads(&self.flight);
+            }
         }
         self.place.take();
     }
 }
 
 /// Polls the future of a flight, if it is to be polled by this one and nobody else does. Ends the flight if the future has
-/// ended. `own` is the waker of a task of its own.
-fn drive<K, V, S>(core: &Arc<Core<K, V, S>>, flight: &Shared<Flight<K, V>>, by: Poller, own: Option<&Waker>)
+/// ended: then it is `true`, and its own caller is still to be told. `own` is the waker of a task of its own.
+#[must_use]
+fn drive<K, V, S>(
+    core: &Arc<Core<K, V, S>>,
+    flight: &Shared<Flight<K, V>>,
+    by: Poller,
+    own: Option<&Waker>,
+) -> bool
 where
     K: Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
     S: Send + Sync + 'static,
 {
-    let Some(mut polling) = flight.drive.begin(by) else { return };
+    let Some(mut polling) = flight.drive.begin(by) else { return false };
     let polled = {
         let _running = cycle::Loading::resume(flight.id(), &core.settings.name);
         polling.with(|load| {
@@ -150,14 +162,18 @@ where
         })
     };
     match polled {
-        Ok(Poll::Pending) => match polling.pause() {
-            Paused::Idle => {}
-            Paused::Woken => flight.ring(),
-            Paused::Cancelled(load) => core.drop_load(flight, load),
-        },
+        Ok(Poll::Pending) => {
+            match polling.pause() {
+                Paused::Idle => {}
+                Paused::Woken => flight.ring(),
+                Paused::Cancelled(load) => core.drop_load(flight, load),
+            }
+            return false;
+        }
         Ok(Poll::Ready(fetch)) => end(core, flight, polling, Ok(fetch)),
         Err(panic) => end(core, flight, polling, Err(panic)),
     }
+    true
 }
 
 type Panic = Box<dyn Any + Send>;
@@ -198,14 +214,13 @@ fn end<K, V, S>(
         core.drop_load(flight, unwanted);
     }
     contain(|| running.runtime.enter(|| drop(running.future)));
-    flight.ring();
 }
 
 /// A leader whose load is a future. Dropped, it leaves the load to those who have joined, or ends it.
 pub(crate) struct Leader<K, V, S> {
-    place: Place<K, V, S>,
-    /// On whose behalf it waits.
+    /// On whose behalf it waits; goes first, as that of [`Joined`].
     _edge: Option<Wait<'static>>,
+    place: Place<K, V, S>,
 }
 
 impl<K, V, S> Leader<K, V, S>
@@ -216,8 +231,10 @@ where
 {
     /// Waits as a task.
     pub(crate) fn rest(&self) -> impl Future<Output = Own<V>> + Send + use<'_, K, V, S> {
-        let wants = OwnResult { until: Moment::NEVER };
-        rest(self.place.flight().bell(), Watch::new(&self.place, Waits::AsTask, wants))
+        let flight = self.place.flight();
+        // Its task may never be run.
+        let until = if flight.drive.is_spawned() { flight.lease_end() } else { Moment::NEVER };
+        rest(flight.bell(), Watch::new(&self.place, Waits::AsTask, OwnResult { until }))
     }
 
     /// Waits as a thread, for no longer than the lease: what the load needs may need this very thread. Then it is abandoned.
@@ -252,14 +269,17 @@ where
 trait Wants<K, V> {
     type End;
 
+    /// Whether the load is another caller's, who is to be told of its end.
+    const IS_ANOTHERS: bool;
+
     /// As [`Waiter::look`].
-    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Self::End, Moment>;
+    fn look(&mut self, flight: &Flight<K, V>, time: &Time, waits: Waits) -> Result<Self::End, Moment>;
 
     /// As [`Waiter::due`].
-    fn due(&self, flight: &Flight<K, V>) -> Self::End;
+    fn due(&mut self, flight: &Flight<K, V>, waits: Waits) -> Option<Self::End>;
 }
 
-/// What the waiter's own load comes to, until then at most.
+/// What the waiter's own load comes to, and how long it may leave it to others.
 struct OwnResult {
     until: Moment,
 }
@@ -267,16 +287,31 @@ struct OwnResult {
 impl<K, V> Wants<K, V> for OwnResult {
     type End = Own<V>;
 
-    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Own<V>, Moment> {
+    const IS_ANOTHERS: bool = false;
+
+    fn look(&mut self, flight: &Flight<K, V>, time: &Time, waits: Waits) -> Result<Own<V>, Moment> {
         if let Some(Load::Ended(own)) = flight.drive.take_ended() {
             return Ok(own);
         }
-        let over = self.until != Moment::NEVER && self.until <= time.now();
-        if over { Ok(Own::Abandoned) } else { Err(self.until) }
+        if self.until != Moment::NEVER
+            && self.until <= time.now()
+            && let Some(end) = self.due(flight, waits)
+        {
+            return Ok(end);
+        }
+        Err(self.until)
     }
 
-    fn due(&self, _: &Flight<K, V>) -> Own<V> {
-        Own::Abandoned
+    fn due(&mut self, flight: &Flight<K, V>, waits: Waits) -> Option<Own<V>> {
+        if waits == Waits::AsThread {
+            return Some(Own::Abandoned);
+        }
+        // A task polls its own load if nobody has begun to.
+        self.until = Moment::NEVER;
+        if flight.drive.take_back() {
+            flight.ring();
+        }
+        None
     }
 }
 
@@ -288,12 +323,14 @@ struct Outcome {
 impl<K, V: Clone> Wants<K, V> for Outcome {
     type End = Waited<V>;
 
-    fn look(&self, flight: &Flight<K, V>, time: &Time) -> Result<Waited<V>, Moment> {
+    const IS_ANOTHERS: bool = true;
+
+    fn look(&mut self, flight: &Flight<K, V>, time: &Time, _: Waits) -> Result<Waited<V>, Moment> {
         flight.look(time, self.deadline)
     }
 
-    fn due(&self, flight: &Flight<K, V>) -> Waited<V> {
-        flight.due(self.deadline)
+    fn due(&mut self, flight: &Flight<K, V>, _: Waits) -> Option<Waited<V>> {
+        Some(flight.due(self.deadline))
     }
 }
 
@@ -303,13 +340,13 @@ struct Watch<'a, K, V, S, W> {
     waits: Waits,
     wants: W,
     timer: Timer,
-    /// While the keeper is to ring.
-    timed: Option<Timed<'a, K, V, S>>,
+    /// When the wait's own deadline and the lease's end come by real time, once that is known.
+    due: [Moment; 2],
 }
 
 impl<'a, K, V, S, W> Watch<'a, K, V, S, W> {
     fn new(place: &'a Place<K, V, S>, waits: Waits, wants: W) -> Self {
-        Self { place, waits, wants, timer: Timer::default(), timed: None }
+        Self { place, waits, wants, timer: Timer::default(), due: [Moment::NEVER; 2] }
     }
 
     fn poller(&self) -> Poller {
@@ -330,7 +367,7 @@ where
     type End = W::End;
 
     fn look(&mut self) -> Result<W::End, Moment> {
-        self.wants.look(self.place.flight(), &self.place.core().time)
+        self.wants.look(self.place.flight(), &self.place.core().time, self.waits)
     }
 
     fn may_drive(&self) -> bool {
@@ -339,11 +376,13 @@ where
     }
 
     fn drive(&mut self) {
-        drive(self.place.core(), self.place.flight(), self.poller(), None);
+        if drive(self.place.core(), self.place.flight(), self.poller(), None) && W::IS_ANOTHERS {
+            self.place.flight().ring();
+        }
     }
 
-    fn due(&mut self) -> W::End {
-        self.wants.due(self.place.flight())
+    fn due(&mut self) -> Option<W::End> {
+        self.wants.due(self.place.flight(), self.waits)
     }
 }
 
@@ -354,13 +393,34 @@ where
     S: Send + Sync + 'static,
     W: Wants<K, V>,
 {
+    /// The lease's end is the keeper's to tell, once for all who wait: the runtime may have nobody who drives it. The wait's own
+    /// deadline is the runtime's, where it has a timer.
     fn poll_timer(&mut self, until: Moment, cx: &mut Context<'_>) -> Poll<()> {
-        let core = &**self.place.core();
-        let Some(after) = core.time.real_time_until(until) else { return Poll::Pending };
-        self.timer.poll(after, cx).unwrap_or_else(|| {
-            self.timed = self.timed.take().or_else(|| core.timed());
-            self.place.flight().set_alarm(until);
-            Poll::Pending
-        })
+        let (core, flight) = (&**self.place.core(), self.place.flight());
+        let lease_end = flight.lease_end();
+        if until == Moment::NEVER || core.time.is_moved_by_hand() {
+            return Poll::Pending;
+        }
+        // By real time, whatever clock the cache has: as for a thread that parks.
+        for (due, at) in self.due.iter_mut().zip([until, lease_end]) {
+            if *due == Moment::NEVER
+                && let Some(after) = core.time.real_time_until(at)
+            {
+                *due = Time::Coarse.precise().plus(after);
+            }
+        }
+        let ([own, lease], now) = (self.due, Time::Coarse.now());
+        if own.min(lease) <= now {
+            return Poll::Ready(());
+        }
+        if until < lease_end {
+            match self.timer.poll(own.since(now), cx) {
+                Some(Poll::Ready(())) => return Poll::Ready(()),
+                Some(Poll::Pending) => {}
+                None => core.ring_at(flight, own),
+            }
+        }
+        core.ring_at(flight, lease);
+        Poll::Pending
     }
 }

@@ -179,19 +179,22 @@ where
     E: Into<BoxError>,
 {
     let keys = keys_of(&leases);
-    let core = leases[0].core().clone();
-    let all: Vec<Said<V>> = {
-        let _loading: Vec<_> =
-            leases.iter().map(|l| Loading::enter(graph(), l.flight().id(), &core.settings.name)).collect();
-        leases.iter_mut().for_each(Lease::begin);
-        // The twin of the writers' fence, between the claims and the loader.
-        source_fence();
-        counting_panics(&core.counters, || {
-            let fetched = sorted(load(&keys), &keys);
-            leases.iter().zip(fetched).map(|(lease, fetch)| said(lease, fetch, Ttl::default())).collect()
-        })
-    };
+    let all: Vec<Said<V>> = run_part(&mut leases, |leases| {
+        let fetched = sorted(load(&keys), &keys);
+        leases.iter().zip(fetched).map(|(lease, fetch)| said(lease, fetch, Ttl::default())).collect()
+    });
     leases.into_iter().zip(all).map(|(lease, said)| conclude(lease, said)).collect()
+}
+
+/// Runs what is a part of the load of all these leases, with which it begins.
+fn run_part<K, V, S, R>(leases: &mut [Lease<K, V, S>], part: impl FnOnce(&[Lease<K, V, S>]) -> R) -> R {
+    let core = leases[0].core().clone();
+    let _loading: Vec<_> =
+        leases.iter().map(|l| Loading::enter(graph(), l.flight().id(), &core.settings.name)).collect();
+    leases.iter_mut().for_each(Lease::begin);
+    // The twin of the writers' fence, between the claims and the loader.
+    source_fence();
+    counting_panics(&core.counters, || part(leases))
 }
 
 /// Loads what is not cached, as a task.
@@ -212,11 +215,12 @@ where
     let mut many = Many::new(core, keys, terms);
     let mut load = Some(load);
     while !many.pending.is_empty() {
-        let Looked { claims, leases, joined } = many.look()?;
+        let Looked { claims, mut leases, joined } = many.look()?;
         if !claims.is_empty() {
             let load = load.take().ok_or_else(LoadError::panicked)?;
             let keys = keys_of(&leases);
-            let future = load(keys.clone());
+            // It may read the source before there is a future.
+            let future = run_part(&mut leases, |_| load(keys.clone()));
             let mut outcome = Ok(());
             let mut own = Vec::with_capacity(claims.len());
             for leader in start_all(leases, keys, future) {
@@ -251,13 +255,16 @@ where
 {
     let core = leases[0].core().clone();
     let spawns = can_spawn(&core);
-    let flights: Vec<_> = leases.iter().map(|lease| lease.flight().id()).collect();
-    let batch = SharedBatch::new(&flights, &core.settings.name, mapped(future, move |r| sorted(r, &keys)));
+    let all = mapped(future, move |result| sorted(result, &keys));
+    let batch = SharedBatch::new(leases.len(), &core.settings.name, all);
     let by = if spawns { By::SpawnedWithOthers } else { By::Task };
     let leaders: Vec<_> = leases
         .into_iter()
         .enumerate()
-        .map(|(nth, lease)| start(lease, batch.member(nth), Ttl::default(), by))
+        .map(|(nth, lease)| {
+            let member = batch.member(nth, lease.flight().id());
+            start(lease, member, Ttl::default(), by)
+        })
         .collect();
     if spawns {
         let mut tasks: Vec<_> = leaders.iter().map(OwnTask::of).collect();

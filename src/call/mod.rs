@@ -147,10 +147,10 @@ pub(crate) enum Step<K, V, S> {
 
 /// A place in somebody else's flight, and for how long. Kept until the call has its answer.
 pub(crate) struct Joined<K, V, S> {
+    /// On whose behalf this call waits; goes first: once the place is left, another flight may have the name.
+    _edge: Wait<'static>,
     place: Place<K, V, S>,
     deadline: Moment,
-    /// On whose behalf this call waits; goes first.
-    _edge: Wait<'static>,
 }
 
 /// A call on its way.

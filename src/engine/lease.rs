@@ -121,7 +121,8 @@ impl<K, V, S> Lease<K, V, S> {
         let runtime = Runtime::current();
         let waits = by.waits();
         let threads = match by {
-            By::Thread => Threads::Any,
+            // If its task is refused, the thread polls it.
+            By::Thread | By::Spawned(Waits::AsThread) => Threads::Any,
             _ if runtime.is_none() => Threads::IfNoTask,
             _ => Threads::None,
         };
@@ -169,8 +170,11 @@ impl<K, V, S> Lease<K, V, S> {
         QueuedLease { core: Arc::downgrade(&self.core), flight: self.flight.clone(), seat: self.seat.take() }
     }
 
-    /// The load begins now. Not under a pin.
+    /// The load begins now, unless it has begun. Not under a pin.
     pub(crate) fn begin(&mut self) {
+        if self.begun != Moment::NEVER {
+            return;
+        }
         self.end_superseded();
         self.core.counters.add(Count::Loads);
         self.begun = self.core.time.precise();
@@ -334,7 +338,7 @@ impl<K, V, S> Lease<K, V, S> {
         }
         let outbox = stay.leave();
         if waiters > 0 {
-            flight.ring();
+            flight.tell();
         }
         if flight.claim.queued && flight.mark_outlived() {
             core.keeper.one_is_back();

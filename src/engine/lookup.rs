@@ -167,7 +167,9 @@ where
                     Some(ticket) => return Lookup::Join(Place::of(self, ticket)),
                     None => {
                         // INV-flight-1: the slot has moved on, or its last owner is about to move it on: do it for him.
-                        let _ = self.swing(slot, state, Next::Prev, None, stay);
+                        if self.swing(slot, state, Next::Prev, None, stay).is_ok() {
+                            self.stored(slot, None, stay);
+                        }
                         continue;
                     }
                 },

@@ -18,7 +18,7 @@ mod upkeep;
 mod write;
 
 pub(crate) use stay::{Stay, Teller, teller};
-pub(crate) use upkeep::{Timed, upkeep};
+pub(crate) use upkeep::upkeep;
 pub(crate) use write::source_fence;
 
 pub(crate) use lease::{By, Fetched, Lease, Published, QueuedLease};
@@ -77,8 +77,8 @@ pub(crate) struct Core<K, V, S> {
     mortal: AtomicBool,
     /// Whether the keeper sweeps.
     sweeps: bool,
-    /// Tasks that wait for the keeper's alarms.
-    timed: AtomicUsize,
+    /// When the keeper is to look at the flights' alarms.
+    next_alarm: AtomicU64,
     /// Seeds for `chance`.
     dice: AtomicU64,
 }
@@ -140,7 +140,7 @@ impl<K, V, S> Core<K, V, S> {
             flights: Registry::new(),
             mortal: AtomicBool::new(false),
             sweeps,
-            timed: AtomicUsize::new(0),
+            next_alarm: AtomicU64::new(Moment::NEVER.nanos()),
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
         }

@@ -46,14 +46,21 @@ impl<K, V, S> Drop for Place<K, V, S> {
         }
         match flight.leave(*who) {
             Left::Others => {}
-            // One of them may have to poll the future now.
-            Left::Threads => flight.ring(),
+            Left::Threads => core.leave_to_threads(flight),
             Left::Nobody => core.give_up(flight),
         }
     }
 }
 
 impl<K, V, S> Core<K, V, S> {
+    /// Only threads want a flight: one of them may have to poll its future now. If none may, each looks for himself.
+    pub(crate) fn leave_to_threads(self: &Arc<Self>, flight: &Shared<Flight<K, V>>) {
+        match flight.drive.strand() {
+            Some(load) => self.drop_load(flight, load),
+            None => flight.ring(),
+        }
+    }
+
     /// Gives the slot of a flight back that nobody wants any more, then drops its future.
     pub(super) fn give_up(self: &Arc<Self>, flight: &Shared<Flight<K, V>>) {
         match flight.drive.cancel() {
@@ -71,7 +78,10 @@ impl<K, V, S> Core<K, V, S> {
             && std::ptr::eq(there, flight)
         {
             // A lost race means that the slot has moved on.
-            let _ = self.swing(slot, state, Next::Prev, None, &stay);
+            if self.swing(slot, state, Next::Prev, None, &stay).is_ok() {
+                // The capacity may have been lowered while a load kept what was there.
+                self.stored(slot, None, &stay);
+            }
         }
     }
 
@@ -84,7 +94,7 @@ impl<K, V, S> Core<K, V, S> {
                 contain(|| runtime.enter(|| drop(future)));
                 // The task of its own has nothing left to do.
                 if let Some(task) = running.task {
-                    task.wake();
+                    contain(|| task.wake());
                 }
             }
             Load::Ended(own) => contain(|| drop(own)),

@@ -2,14 +2,16 @@
 //! tasks which wait for a moment are woken where no runtime has a timer.
 //!
 //! It walks over all buckets, a slice at a time with a rest between, so that it takes little of a processor whatever the
-//! size: a million entries are walked over in about ten seconds. While tasks wait for a moment, it looks at all flights
-//! once per tick.
+//! size: a million entries are walked over in about ten seconds. It looks at the flights when the first of the moments has
+//! come that tasks wait for.
 
 use super::Core;
 use crate::clock::{Moment, Time};
 use crate::executor::Upkeep;
 use crate::primitive::epoch::pin;
 use crate::primitive::plain::{Ordering, fence};
+use crate::slot::Flight;
+use std::cell::Cell;
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -20,8 +22,8 @@ const HELD: usize = 1 << 8;
 /// The rest between two slices, and between two walks.
 const REST: Duration = Duration::from_millis(100);
 const LONG_REST: Duration = Duration::from_secs(1);
-/// The rest between two looks at the alarms.
-const TICK: Duration = Duration::from_millis(4);
+/// The shortest rest.
+const TICK: Duration = Duration::from_millis(1);
 
 /// Where a walk has come to.
 #[derive(Default)]
@@ -40,14 +42,13 @@ where
     let mut walk = Walk::default();
     let mut next_slice = Moment::from_nanos(0);
     Box::new(move || {
-        let timed = core.upgrade()?.ring_alarms();
-        // Real time, whatever clock the cache has: it is for the keeper's rest.
+        let next_alarm = core.upgrade()?.ring_alarms();
+        // Real time, whatever clock the cache has.
         let now = Time::Coarse.now();
         if next_slice <= now {
             next_slice = now.plus(walk.slice(&core)?);
         }
-        let rest = next_slice.since(now).max(TICK);
-        Some(if timed { TICK } else { rest })
+        Some(next_slice.min(next_alarm).since(now).max(TICK))
     })
 }
 
@@ -85,38 +86,35 @@ impl Walk {
     }
 }
 
-/// While this exists, the keeper looks at the alarms of flights.
-pub(crate) struct Timed<'a, K, V, S>(&'a Core<K, V, S>);
-
 impl<K, V, S> Core<K, V, S> {
-    /// Has the keeper look at the alarms of flights. `None` if the clock is moved by hand: then its moves wake who waits.
-    pub(crate) fn timed(&self) -> Option<Timed<'_, K, V, S>> {
-        if self.time.is_moved_by_hand() {
-            return None;
-        }
-        // Relaxed: `hurry_upkeep` orders it before its look at the thread.
-        if self.timed.fetch_add(1, Ordering::Relaxed) == 0 {
+    /// Has the keeper ring for those who wait for a flight, at a moment of real time. Once the caller listens.
+    pub(crate) fn ring_at(&self, flight: &Flight<K, V>, when: Moment) {
+        // AcqRel: the flight's alarm is set before; pairs with the swap in `ring_alarms`.
+        if flight.set_alarm(when) && self.next_alarm.fetch_min(when.nanos(), Ordering::AcqRel) > when.nanos()
+        {
             self.keeper.hurry_upkeep();
         }
-        Some(Timed(self))
     }
 
-    /// Rings where an alarm is due. Whether there are tasks that wait for one.
-    fn ring_alarms(&self) -> bool {
-        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever counts himself in after this look finds a thread to wake.
+    /// Rings where an alarm is due, and tells when the next one will be.
+    fn ring_alarms(&self) -> Moment {
+        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever sets an alarm after this look finds a thread to wake.
         fence(Ordering::SeqCst);
-        if self.timed.load(Ordering::Relaxed) == 0 {
-            return false;
+        // Relaxed: see above.
+        let now = Time::Coarse.now();
+        if self.next_alarm.load(Ordering::Relaxed) <= now.nanos() {
+            // AcqRel: the alarms that led to it; pairs with `ring_at`.
+            self.next_alarm.swap(Moment::NEVER.nanos(), Ordering::AcqRel);
+            let guard = pin();
+            let next = Cell::new(Moment::NEVER);
+            let due = |flight: &Flight<K, V>| {
+                let due = flight.is_due(now);
+                next.set(next.get().min(flight.alarm()));
+                due
+            };
+            self.ring(guard, due);
+            self.next_alarm.fetch_min(next.get().nanos(), Ordering::AcqRel);
         }
-        let now = self.time.now();
-        self.ring(pin(), |flight| flight.is_due(now));
-        true
-    }
-}
-
-impl<K, V, S> Drop for Timed<'_, K, V, S> {
-    fn drop(&mut self) {
-        // Relaxed: whoever misses it looks once more.
-        self.0.timed.fetch_sub(1, Ordering::Relaxed);
+        Moment::from_nanos(self.next_alarm.load(Ordering::Relaxed))
     }
 }

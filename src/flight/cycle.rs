@@ -19,13 +19,17 @@ use crate::primitive::{Arc, global, thread_local};
 use std::cell::RefCell;
 use std::sync::Arc as Name;
 
-/// The identity of a flight: its address, unique among flights that exist at the same time.
+/// The identity of a flight, or of a batch for several: its address, unique among those that exist at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlightId(usize);
 
 impl FlightId {
     pub(super) fn new(address: usize) -> Self {
         Self(address)
+    }
+
+    pub(crate) fn of<T>(flight: &T) -> Self {
+        Self::new(std::ptr::from_ref(flight).addr())
     }
 }
 
@@ -145,7 +149,7 @@ pub(crate) struct Loading<'a> {
     nested: Option<Wait<'a>>,
 }
 
-/// Registers that the load of flight `from` waits for that of flight `to`, of the cache called `name`.
+/// Registers that the load of flight `from` waits for `to`, a flight or a batch of the cache called `name`.
 pub(crate) fn bound<'a>(graph: &'a Graph, from: FlightId, to: FlightId, name: &Name<str>) -> Wait<'a> {
     graph.add(from, to, name)
 }

@@ -21,6 +21,9 @@
 //! - `INV-drive-3`: what has ended is taken by its own caller, or dropped by the later of: the poller that ended it, and
 //!   its own caller's leaving.
 
+#[cfg(all(test, loom))]
+mod models;
+
 use crate::primitive::atomic::{AtomicUsize, Ordering};
 use crate::primitive::exclusive::Exclusive;
 use crate::primitive::step::step;
@@ -166,6 +169,20 @@ impl<L> Drive<L> {
         was & (HELD | WOKEN | POLLING | ENDED | SPAWNED) == HELD
     }
 
+    /// Takes it back from a task of its own that has not polled it yet: those who wait poll. `true` if they are to be told.
+    #[must_use]
+    pub(crate) fn take_back(&self) -> bool {
+        let untouched =
+            |seen: usize| seen & (HELD | POLLING | ENDED | SPAWNED | WOKEN) == HELD | SPAWNED | WOKEN;
+        untouched(self.change(|seen| if untouched(seen) { seen & !SPAWNED } else { seen }))
+    }
+
+    /// Whether a task of its own is to poll it.
+    pub(crate) fn is_spawned(&self) -> bool {
+        // Relaxed: a hint; whoever takes it from its own task wakes that.
+        self.word.load(Ordering::Relaxed) & (HELD | ENDED | SPAWNED) == HELD | SPAWNED
+    }
+
     /// The task of its own is gone: those who wait poll. `true` if they are to be told.
     #[must_use]
     pub(crate) fn unspawn(&self) -> bool {
@@ -176,6 +193,12 @@ impl<L> Drive<L> {
     #[must_use]
     pub(crate) fn cancel(&self) -> Option<L> {
         self.take_if(CANCELLED, |_| true)
+    }
+
+    /// No task wants it: takes it out if nobody may poll it any more, since it belongs to a runtime and has no task of its own.
+    #[must_use]
+    pub(crate) fn strand(&self) -> Option<L> {
+        self.take_if(0, |seen| seen & (ENDED | SPAWNED | NO_THREAD) == NO_THREAD)
     }
 
     /// Its own caller goes: takes out what it has come to, if it has ended.

@@ -97,7 +97,10 @@ impl Interest {
             let wanted = if left == 0 { CLOSED } else { left };
             match self.0.compare_exchange_weak(seen, wanted, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) if left == 0 => return Left::Nobody,
-                Ok(_) if seen & TASKS != 0 && left & TASKS == 0 => return Left::Threads,
+                // Once it is closed, the load has ended.
+                Ok(_) if seen & CLOSED == 0 && seen & TASKS != 0 && left & TASKS == 0 => {
+                    return Left::Threads;
+                }
                 Ok(_) => return Left::Others,
                 Err(now) => seen = now,
             }

@@ -105,6 +105,8 @@ pub(crate) struct Flight<V, T, P> {
     lease: LeaseWord,
     /// The load, if it is a future.
     pub(crate) drive: Drive<Load<V, T, P>>,
+    /// Whether the bell has been rung since there is an outcome.
+    told: AtomicBool,
     /// When the keeper is to ring; `NEVER`: when somebody has asked for it.
     alarm: AtomicU64,
     /// Null while open, `LOOK_AGAIN`, or a box.
@@ -127,6 +129,7 @@ impl<V, T, P> Flight<V, T, P> {
             interest: Interest::new(),
             lease: claim.lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
             drive: Drive::empty(),
+            told: AtomicBool::new(false),
             alarm: AtomicU64::new(Moment::NEVER.nanos()),
             outcome: AtomicPtr::new(null_mut()),
             bell: Bell::new(),
@@ -136,7 +139,7 @@ impl<V, T, P> Flight<V, T, P> {
 
     /// Who this is; unique among flights that exist at the same time.
     pub(crate) fn id(&self) -> cycle::FlightId {
-        cycle::FlightId::new(std::ptr::from_ref(self).addr())
+        cycle::FlightId::of(self)
     }
 
     /// The claim has been won.
@@ -211,10 +214,27 @@ impl<V, T, P> Flight<V, T, P> {
         self.interest.leave(who)
     }
 
-    /// Asks the keeper to ring at `when`, or soon after. Once the caller listens.
-    pub(crate) fn set_alarm(&self, when: Moment) {
+    /// Wakes those who wait for the outcome, unless somebody has.
+    pub(crate) fn tell(&self) {
+        // Acquire: the ring was before; pairs with the Release below. Whoever listens since then looks at the outcome after.
+        if !self.told.load(Ordering::Acquire) {
+            self.ring();
+            // Release: see above.
+            self.told.store(true, Ordering::Release);
+        }
+    }
+
+    /// Asks the keeper to ring at `when`, or soon after. Once the caller listens. Whether it was to do so later, or never.
+    #[must_use]
+    pub(crate) fn set_alarm(&self, when: Moment) -> bool {
         // AcqRel: the caller listens before; pairs with the swap in `is_due`.
-        self.alarm.fetch_min(when.nanos(), Ordering::AcqRel);
+        self.alarm.fetch_min(when.nanos(), Ordering::AcqRel) > when.nanos()
+    }
+
+    /// When the keeper is to ring.
+    pub(crate) fn alarm(&self) -> Moment {
+        // Relaxed: whoever sets an earlier one tells the keeper.
+        Moment::from_nanos(self.alarm.load(Ordering::Relaxed))
     }
 
     /// Whether somebody has asked for a ring by `now`; it is then for the caller to ring.

@@ -88,8 +88,8 @@ impl<V: Clone, T, P> Waiter for Parked<'_, V, T, P> {
 
     fn drive(&mut self) {}
 
-    fn due(&mut self) -> Waited<V> {
-        self.0.due(Moment::NEVER)
+    fn due(&mut self) -> Option<Waited<V>> {
+        Some(self.0.due(Moment::NEVER))
     }
 }
 

@@ -21,8 +21,8 @@ pub(crate) trait Waiter {
     /// Polls the load's future, unless somebody else has begun to.
     fn drive(&mut self);
 
-    /// What it has come to, now that the moment has come by real time, whatever the clock says.
-    fn due(&mut self) -> Self::End;
+    /// What it has come to, now that the moment has come by real time, whatever the clock says. `None`: it goes on.
+    fn due(&mut self) -> Option<Self::End>;
 }
 
 /// One who waits as a task.
@@ -50,7 +50,11 @@ pub(crate) fn park<W: Waiter>(bell: &Bell, time: &Time, mut waiter: W) -> W::End
         match ear.wait(time.real_time_until(until)) {
             Woken::Rung => {}
             // A park that ended counts as due: the clock may be coarse, and would make us spin.
-            Woken::TimedOut => return waiter.due(),
+            Woken::TimedOut => {
+                if let Some(end) = waiter.due() {
+                    return end;
+                }
+            }
         }
     }
 }
@@ -93,10 +97,15 @@ impl<W: WaitingTask + Unpin> Future for Rest<'_, W> {
                 continue;
             };
             if ear.poll_rung(cx).is_ready() {
-                *listening = None;
+                ear.listen_again(bell);
                 continue;
             }
-            return waiter.poll_timer(until, cx).map(|()| waiter.due());
+            if waiter.poll_timer(until, cx).is_pending() {
+                return Poll::Pending;
+            }
+            if let Some(end) = waiter.due() {
+                return Poll::Ready(end);
+            }
         }
     }
 }
@@ -110,8 +119,8 @@ impl<V: Clone, T, P> Flight<V, T, P> {
     /// What a follower's wait has come to at this time; else, until when to wait (INV-flight-2).
     pub(crate) fn look(&self, time: &Time, deadline: Moment) -> Result<Waited<V>, Moment> {
         if let Some(outcome) = self.outcome() {
-            // The one who settled may have been suspended before the bell: whoever sees it rings.
-            self.ring();
+            // The one who settled may have been suspended before the bell: whoever sees that rings.
+            self.tell();
             return Ok(Waited::Ended(outcome));
         }
         let now = time.now();

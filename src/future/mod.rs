@@ -16,6 +16,12 @@ use crate::sync::{Answer, Ask, Cache, Op, Outcome, decide_by};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 
+/// The load that a call has been given, once it leads. Until then it stays where it is: an async function has room for a second
+/// copy of each argument that it holds across an await, and so has each function that it is handed on to.
+fn taken<F>(load: &mut Option<F>) -> F {
+    load.take().expect("a call leads once")
+}
+
 /// Looks up and waits until the call has its answer, or leads.
 async fn obtain<K, V, S, Q>(call: &mut Call<'_, K, V, S, Q>) -> Result<Turn<K, V, S>, LoadError>
 where
@@ -154,18 +160,21 @@ where
     /// assert_eq!(cache.get_with_async(&1, async { unreachable!("it is cached") }).await, "one");
     /// # });
     /// ```
-    pub async fn get_with_async<Q, F>(&self, key: &Q, load: F) -> V
+    pub fn get_with_async<Q, F>(&self, key: &Q, load: F) -> impl Future<Output = V>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         F: Future<Output = V> + Send + 'static,
     {
-        if let Some(value) = self.fresh(key) {
-            return value;
+        let mut load = Some(load);
+        async move {
+            if let Some(value) = self.fresh(key) {
+                return value;
+            }
+            let mut call = self.call(key, Terms::infallible(Shares::Nothing));
+            let load = self.load_by(&mut call, Ttl::default(), || mapped(taken(&mut load), Fetch::value));
+            load.await.unwrap_or_else(|error| unexpected(&error)).0
         }
-        let mut call = self.call(key, Terms::infallible(Shares::Nothing));
-        let load = self.load_by(&mut call, Ttl::default(), || mapped(load, Fetch::value));
-        load.await.unwrap_or_else(|error| unexpected(&error)).0
     }
 
     /// The value of `key`; if there is none, `load`'s, unless it fails: the async form of [`try_get_with`](Self::try_get_with).
@@ -189,19 +198,22 @@ where
     /// assert_eq!(cache.try_get_with_async("port", async { "80".parse::<u16>() }).await.unwrap(), 80);
     /// # });
     /// ```
-    pub async fn try_get_with_async<Q, F, E>(&self, key: &Q, load: F) -> Result<V, LoadError>
+    pub fn try_get_with_async<Q, F, E>(&self, key: &Q, load: F) -> impl Future<Output = Result<V, LoadError>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         F: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        if let Some(value) = self.fresh(key) {
-            return Ok(value);
+        let mut load = Some(load);
+        async move {
+            if let Some(value) = self.fresh(key) {
+                return Ok(value);
+            }
+            let mut call = self.call(key, self.patient(Shares::Failures));
+            let load = self.load_by(&mut call, Ttl::default(), || mapped(taken(&mut load), fetch_of));
+            load.await.map(|(value, _)| value)
         }
-        let mut call = self.call(key, self.patient(Shares::Failures));
-        let load = self.load_by(&mut call, Ttl::default(), || mapped(load, fetch_of));
-        load.await.map(|(value, _)| value)
     }
 
     /// The value of `key`; if there is none, `load`'s, if it has one: the async form of
@@ -213,21 +225,24 @@ where
     ///
     /// # Cancel safety
     /// As [`get_with_async`](Self::get_with_async).
-    pub async fn optionally_get_with_async<Q, F>(&self, key: &Q, load: F) -> Option<V>
+    pub fn optionally_get_with_async<Q, F>(&self, key: &Q, load: F) -> impl Future<Output = Option<V>>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
         F: Future<Output = Option<V>> + Send + 'static,
     {
-        if let Some(value) = self.fresh(key) {
-            return Some(value);
-        }
-        let mut call = self.call(key, Terms::infallible(Shares::Absence));
-        let fetch = |there: Option<V>| there.map_or(Fetch::Absent, Fetch::value);
-        match self.load_by(&mut call, Ttl::default(), || mapped(load, fetch)).await {
-            Ok((value, _)) => Some(value),
-            Err(error) if error.kind() == LoadErrorKind::Absent => None,
-            Err(error) => unexpected(&error),
+        let mut load = Some(load);
+        async move {
+            if let Some(value) = self.fresh(key) {
+                return Some(value);
+            }
+            let mut call = self.call(key, Terms::infallible(Shares::Absence));
+            let fetch = |there: Option<V>| there.map_or(Fetch::Absent, Fetch::value);
+            match self.load_by(&mut call, Ttl::default(), || mapped(taken(&mut load), fetch)).await {
+                Ok((value, _)) => Some(value),
+                Err(error) if error.kind() == LoadErrorKind::Absent => None,
+                Err(error) => unexpected(&error),
+            }
         }
     }
 
@@ -334,13 +349,17 @@ where
     ///
     /// # Cancel safety
     /// As [`Cache::get_with_async`].
-    pub async fn load_with_async<F>(self, load: F) -> Result<Answer<V>, LoadError>
+    pub fn load_with_async<F>(self, load: F) -> impl Future<Output = Result<Answer<V>, LoadError>>
     where
         F: Future<Output = V> + Send + 'static,
     {
-        let mut call = self.cache.call(self.key, self.terms);
-        let got = self.cache.load_by(&mut call, self.ttl, || mapped(load, Fetch::value)).await?;
-        Ok(self.answer(got))
+        let mut load = Some(load);
+        async move {
+            let mut call = self.cache.call(self.key, self.terms);
+            let got =
+                self.cache.load_by(&mut call, self.ttl, || mapped(taken(&mut load), Fetch::value)).await?;
+            Ok(self.answer(got))
+        }
     }
 
     /// What is cached, or what `load` loads, as [`try_load_with`](Self::try_load_with). Who polls `load` is told at
@@ -354,13 +373,16 @@ where
     ///
     /// # Cancel safety
     /// As [`Cache::get_with_async`].
-    pub async fn try_load_with_async<F, E>(self, load: F) -> Result<Answer<V>, LoadError>
+    pub fn try_load_with_async<F, E>(self, load: F) -> impl Future<Output = Result<Answer<V>, LoadError>>
     where
         F: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        let mut call = self.cache.call(self.key, self.terms);
-        let got = self.cache.load_by(&mut call, self.ttl, || mapped(load, fetch_of)).await?;
-        Ok(self.answer(got))
+        let mut load = Some(load);
+        async move {
+            let mut call = self.cache.call(self.key, self.terms);
+            let got = self.cache.load_by(&mut call, self.ttl, || mapped(taken(&mut load), fetch_of)).await?;
+            Ok(self.answer(got))
+        }
     }
 }

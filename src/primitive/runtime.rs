@@ -137,10 +137,13 @@ mod imp {
                 let sleep = under_one.then(|| caught(|| Box::pin(sleep(after)))).flatten();
                 *self = sleep.map_or(Self::None, Self::Set);
             }
-            match self {
-                Self::Set(sleep) => Some(sleep.as_mut().poll(cx)),
-                _ => None,
+            let Self::Set(sleep) = self else { return None };
+            // If its runtime has gone, while the task has not, it panics.
+            let polled = caught(|| sleep.as_mut().poll(cx));
+            if polled.is_none() {
+                *self = Self::None;
             }
+            polled
         }
     }
 }

@@ -260,7 +260,7 @@ where
     /// # Errors
     /// [`Failed`](LoadErrorKind::Failed) with `load`'s error, for all keys of this call and for those who have joined them, if
     /// one of its keys has no value that can be served in place of it; the error of a load that was joined, or the end of the
-    /// `wait_timeout`, as with [`try_get_with`](Self::try_get_with); [`Panicked`](LoadErrorKind::Panicked) if a load that was
+    /// `wait_timeout`, which counts from the call, as with [`try_get_with`](Self::try_get_with); [`Panicked`](LoadErrorKind::Panicked) if a load that was
     /// joined is given up when `load` has been called already. What has been loaded stays in the cache.
     ///
     /// # Panics
@@ -308,10 +308,15 @@ where
         let Some(loader) = Attached::of(&self.core, Waits::AsThread) else { return false };
         let terms = self.patient(Shares::All);
         let demand = Demand { accept: None, miss: loader.background(&self.core), ..terms.demand };
+        // Left without the pin: with its last place a load's future goes, which is user code.
+        let _joined;
         let stay = self.core.stay(pin());
         let lease = match self.core.lookup(key, &demand, &stay) {
             Lookup::Lead(lease) => lease,
-            Lookup::Join(_) => return true,
+            Lookup::Join(place) => {
+                _joined = place;
+                return true;
+            }
             Lookup::Hit { .. } | Lookup::BackingOff(_) | Lookup::NotCached => return false,
         };
         drop(stay);

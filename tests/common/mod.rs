@@ -1,6 +1,10 @@
 //! What the tests share: shapes of a cache, signals to wait for, loaders that stop at a gate, and values that are counted.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod tasks;
+
+pub(crate) mod task;
+
 use quell::{
     BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, Loaded, Loader, Rejected,
     RemovalCause,
