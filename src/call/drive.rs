@@ -229,6 +229,11 @@ where
     V: Clone + Send + Sync + 'static,
     S: Send + Sync + 'static,
 {
+    /// Tells those who have joined before the load was put in that there is something to poll.
+    pub(crate) fn ring(&self) {
+        self.place.flight().ring();
+    }
+
     /// Waits as a task.
     pub(crate) fn rest(&self) -> impl Future<Output = Own<V>> + Send + use<'_, K, V, S> {
         let flight = self.place.flight();

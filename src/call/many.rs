@@ -274,6 +274,9 @@ where
         });
         // One that is refused is dropped, and leaves the loads to the leader.
         let _ = spawn(&core, Box::pin(all));
+    } else {
+        // Whoever has joined meanwhile may sleep, and this call polls the first of them only.
+        leaders.iter().for_each(Leader::ring);
     }
     leaders
 }

@@ -122,7 +122,7 @@ impl<L> Drive<L> {
         Self { word: AtomicUsize::new(0), held: Exclusive::new(None) }
     }
 
-    /// Puts something in, to be polled. Once, by the one whose it is.
+    /// Puts something in, to be polled. Once, by the one whose it is, who then polls it or tells those who wait.
     pub(crate) fn put(&self, load: L, how: Put) {
         // SAFETY: INV-drive-1: nothing has been held yet, and there is one who puts.
         unsafe { self.held.with(|held| *held = Some(load)) };
@@ -165,7 +165,7 @@ impl<L> Drive<L> {
     #[must_use]
     pub(crate) fn wake(&self) -> bool {
         // Release: what the one who wakes did comes before the poll; pairs with the Acquire in `begin`.
-        let was = self.word.fetch_or(WOKEN, Ordering::AcqRel);
+        let was = self.word.fetch_or(WOKEN, Ordering::Release);
         was & (HELD | WOKEN | POLLING | ENDED | SPAWNED) == HELD
     }
 

@@ -13,6 +13,8 @@
 //! | `abandon_two_wait` | no second look after listening |
 //! | `settle_settle` | an outcome is set twice |
 //! | `last_interest_newcomer` | the last leaves the word open; one joins a closed word; a store in place of the CAS of `leave` |
+//! | `the_last_task_leaves_a_thread` | nobody is told that only threads are left, or each is |
+//! | `a_task_leaves_while_one_joins` | a store in place of either CAS |
 //! | `close_join` | one joins a closed word; a store in place of the CAS of `join` or the read-modify-write of `close` |
 //! | `begin_supersede` | a store in place of either CAS |
 //! | `registry_each` | items or chunks are published or read Relaxed; a seat is taken without a CAS; who leaves is freed at once |
@@ -54,7 +56,7 @@ fn lease_end() -> Moment {
     Moment::from_nanos(100)
 }
 
-fn time() -> Time {
+pub(super) fn time() -> Time {
     Time::Given { clock: Plain::new(Still), by_hand: true }
 }
 
@@ -128,15 +130,20 @@ impl Place {
 
 /// A figure of the model's own.
 #[derive(Clone, Default)]
-struct Figure(Plain<plain::AtomicUsize>);
+pub(super) struct Figure(Plain<plain::AtomicUsize>);
 
 impl Figure {
-    fn add(&self, n: usize) {
+    pub(super) fn add(&self, n: usize) {
         // Relaxed: all threads of a model are one thread of the system.
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    fn get(&self) -> usize {
+    pub(super) fn sub(&self, n: usize) {
+        // Relaxed: as above.
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> usize {
         // Relaxed: as above.
         self.0.load(Ordering::Relaxed)
     }
@@ -277,6 +284,81 @@ fn last_interest_newcomer() {
         leaver.join().unwrap();
         let joined = newcomer.join().unwrap();
         assert_eq!(ends.get(), usize::from(!joined), "joined, and the last has left");
+    });
+}
+
+/// One who waits as a thread until no task wants the flight any more, and then has to poll.
+struct Heir<'a>(&'a TestFlight);
+
+impl Waiter for Heir<'_> {
+    type End = ();
+
+    fn look(&mut self) -> Result<(), Moment> {
+        if self.0.has_tasks() { Err(Moment::NEVER) } else { Ok(()) }
+    }
+
+    fn may_drive(&self) -> bool {
+        false
+    }
+
+    fn drive(&mut self) {}
+
+    fn due(&mut self) -> Option<()> {
+        panic!("there is no limit");
+    }
+}
+
+/// As whoever has a place goes: whether it was told that only threads are left.
+fn leave(flight: &TestFlight, who: Who) -> bool {
+    let left = flight.leave(who);
+    assert_ne!(left, Left::Nobody, "others want it");
+    if left == Left::Threads {
+        flight.ring();
+    }
+    left == Left::Threads
+}
+
+/// Two tasks leave, one of them the leader, while a thread waits: one of them is told that only threads are left, and wakes.
+#[test]
+fn the_last_task_leaves_a_thread() {
+    check("the_last_task_leaves_a_thread", 2, FEW, || {
+        let flight = flight();
+        flight.leader_is_task();
+        assert!(flight.interest.join(Waits::AsTask) && flight.interest.join(Waits::AsThread));
+        let tasks = [Who::Leader(Waits::AsTask), Who::Follower(Waits::AsTask)].map(|who| {
+            let flight = flight.clone();
+            spawn(Participant::lasting, move || leave(&flight, who))
+        });
+        park(flight.bell(), &time(), Heir(&flight));
+        let told = tasks.map(|task| task.join().unwrap());
+        assert_ne!(told[0], told[1], "one is told");
+        assert_eq!(flight.leave(Who::Follower(Waits::AsThread)), Left::Nobody);
+    });
+}
+
+/// A task leaves while another one comes and goes, and a thread is there all the time: all are counted, and the last task is told.
+#[test]
+fn a_task_leaves_while_one_joins() {
+    check("a_task_leaves_while_one_joins", 2, FEW, || {
+        let flight = flight();
+        flight.leader_is_task();
+        assert!(flight.interest.join(Waits::AsThread));
+        let leaver = {
+            let flight = flight.clone();
+            spawn(Participant::lasting, move || leave(&flight, Who::Leader(Waits::AsTask)))
+        };
+        let joiner = {
+            let flight = flight.clone();
+            spawn(Participant::lasting, move || {
+                assert!(flight.interest.join(Waits::AsTask), "a thread is there");
+                leave(&flight, Who::Follower(Waits::AsTask))
+            })
+        };
+        let told = [leaver, joiner].map(|task| usize::from(task.join().unwrap())).into_iter().sum::<usize>();
+        assert!((1..=2).contains(&told), "nobody was told");
+        assert!(!flight.has_tasks());
+        assert_eq!(flight.leave(Who::Follower(Waits::AsThread)), Left::Nobody);
+        assert!(!flight.interest.join(Waits::AsTask), "joined after the last had left");
     });
 }
 

@@ -3,6 +3,8 @@
 //! The future of a load belongs to its flight, see [`crate::flight::drive`]; a call here waits for the flight as a task.
 
 mod many;
+#[cfg(all(test, loom))]
+mod models;
 
 use crate::call::{
     Attached, Call, How, Leader, Shares, Step, Terms, Turn, can_spawn, fetch_of, mapped, own_task, received,
