@@ -391,14 +391,20 @@ fn a_task_of_its_own_is_dropped() {
 #[test]
 fn a_taking_back_meets_the_task() {
     check("a taking back meets the task", 2, FEW, || {
-        let shared = Shared::holding(1, Put { spawned: true, ..TASK });
+        let shared = Shared::holding(0, Put { spawned: true, ..TASK });
+        let own_task = |s: &Shared| {
+            s.poll(Poller::OwnTask);
+            s.bring();
+            // Woken by its own waker, if it was that.
+            s.poll(Poller::OwnTask);
+        };
         let take_back = |s: &Shared| {
             if s.drive.take_back() {
                 s.bell.ring();
             }
             s.sleep(Poller::Task);
         };
-        threads(&shared, [|s: &Shared| s.poll(Poller::OwnTask), take_back]);
+        threads(&shared, [own_task, take_back]);
         ended(shared);
     });
 }
@@ -411,7 +417,9 @@ fn the_last_task_meets_the_end_of_its_own_task() {
         let shared = Shared::holding(0, Put { spawned: true, threads: Threads::None, ..TASK });
         // For the count of tasks.
         shared.outcome.fetch_add(1, Ordering::Relaxed);
+        shared.own_task.add(1);
         let own_task = |s: &Shared| {
+            s.own_task.sub(1);
             let _ = s.drive.unspawn();
             // Relaxed: as the count of tasks is read.
             if s.outcome.load(Ordering::Relaxed) == 0
@@ -424,6 +432,7 @@ fn the_last_task_meets_the_end_of_its_own_task() {
             // Relaxed: as it is changed.
             s.outcome.fetch_sub(1, Ordering::Relaxed);
             if let Some(load) = s.drive.strand() {
+                assert_eq!(s.own_task.get(), 0, "it has a task of its own");
                 s.take(load);
             }
         };
