@@ -7,6 +7,8 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+pub(crate) mod crowd;
+
 use std::collections::HashMap;
 use std::str::FromStr;
 use std::time::Duration;
