@@ -1366,7 +1366,8 @@ fn a_listener_that_panics_is_counted_and_all_goes_on() {
             cache.insert(key, key);
             cache.insert(key, key + 1);
             assert_eq!(cache.get_with(&(key + 100), || key), key);
-            assert_eq!(cache.remove(&key), Some(key + 1));
+            // The load may have cost it its place.
+            assert!(cache.remove(&key).is_none_or(|value| value == key + 1));
             assert!(cache.len() <= 10);
         }
         clock.advance(secs(1));
