@@ -32,7 +32,9 @@ pub(crate) struct Settings<K, V> {
     pub(crate) time_to_idle: Option<Duration>,
     /// How long a dead value may be served when a load fails or a wait ends.
     pub(crate) grace: Duration,
-    pub(crate) backoff: Backoff,
+    pub(crate) error_backoff: Option<Backoff>,
+    /// How long an absence is remembered.
+    pub(crate) negative_ttl: Option<Duration>,
     pub(crate) lease: Duration,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) max_capacity: u64,
@@ -60,6 +62,8 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     time_to_idle: Option<Duration>,
     jitter: f64,
     stale_if_error: Duration,
+    error_backoff: Option<Backoff>,
+    negative_ttl: Option<Duration>,
     lease: Duration,
     wait_timeout: Option<Duration>,
     max_capacity: u64,
@@ -93,6 +97,8 @@ impl<K, V> CacheBuilder<K, V> {
             time_to_idle: None,
             jitter: 0.0,
             stale_if_error: Duration::ZERO,
+            error_backoff: None,
+            negative_ttl: None,
             lease: LEASE,
             wait_timeout: None,
             max_capacity: UNBOUNDED,
@@ -157,6 +163,24 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// or a wait for it ends (as `stale-if-error`, RFC 5861 section 4). Default: zero.
     pub fn stale_if_error(mut self, grace: Duration) -> Self {
         self.stale_if_error = grace;
+        self
+    }
+
+    /// How long after a failed load of a key the next one may start. Until then a value that is still served or in grace is
+    /// served, and other calls that can fail get a [`BackingOff`](crate::LoadErrorKind::BackingOff) error at once; any success
+    /// (a load or a write) ends it. Calls that can't fail load all the same. Default: none, but a refresh in the background
+    /// waits for 100 ms.
+    pub fn error_backoff(mut self, backoff: Backoff) -> Self {
+        self.error_backoff = Some(backoff);
+        self
+    }
+
+    /// How long it is remembered that the source has no such key (negative caching, as RFC 2308 for names): until then
+    /// [`get_or_load`](crate::Cache::get_or_load) and [`ask`](crate::Cache::ask) say
+    /// [`Absent`](crate::LoadErrorKind::Absent) and
+    /// [`optionally_get_with`](crate::Cache::optionally_get_with) `None` without a load. Any write ends it. Default: not at all.
+    pub fn negative_ttl(mut self, ttl: Duration) -> Self {
+        self.negative_ttl = Some(ttl);
         self
     }
 
@@ -233,6 +257,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             time_to_idle,
             jitter,
             stale_if_error,
+            error_backoff,
+            negative_ttl,
             lease,
             wait_timeout,
             max_capacity,
@@ -256,6 +282,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             time_to_idle,
             jitter,
             stale_if_error,
+            error_backoff,
+            negative_ttl,
             lease,
             wait_timeout,
             max_capacity,
@@ -365,6 +393,22 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         if self.lease.is_zero() {
             return Err(BuildError::new("lease", format!("{:?}", self.lease), "more than zero"));
         }
+        if let Some(backoff) = self.error_backoff {
+            if backoff.first > backoff.cap {
+                return Err(BuildError::new(
+                    "error_backoff",
+                    format!("{backoff:?}"),
+                    "`first` at most `cap`",
+                ));
+            }
+            if !(0.0..=1.0).contains(&backoff.jitter) {
+                return Err(BuildError::new(
+                    "error_backoff",
+                    format!("{backoff:?}"),
+                    "a `jitter` from 0 to 1",
+                ));
+            }
+        }
         let shards = self.shards.unwrap_or_else(default_shards);
         if shards == 0 || shards > MAX_SHARDS {
             return Err(BuildError::new("shards", shards.to_string(), "from 1 to 65536"));
@@ -384,7 +428,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             },
             time_to_idle: self.time_to_idle,
             grace: self.stale_if_error,
-            backoff: Backoff::FIXED,
+            error_backoff: self.error_backoff,
+            negative_ttl: self.negative_ttl,
             lease: self.lease,
             wait_timeout: self.wait_timeout,
             max_capacity: self.max_capacity,
@@ -416,6 +461,8 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("time_to_idle", &self.time_to_idle)
             .field("jitter", &self.jitter)
             .field("stale_if_error", &self.stale_if_error)
+            .field("error_backoff", &self.error_backoff)
+            .field("negative_ttl", &self.negative_ttl)
             .field("lease", &self.lease)
             .field("wait_timeout", &self.wait_timeout)
             .field("max_capacity", &self.max_capacity)

@@ -228,18 +228,50 @@ fn scaled(length: Duration, factor: f64) -> Duration {
     }
 }
 
-/// How long after a failed load the next one may start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    /// A refresh of a value that is still served, or may be in grace.
-    pub(crate) refresh: Duration,
-    /// A load that somebody waits for. Zero: nobody is held up.
-    pub(crate) load: Duration,
+/// How long after a failed load of a key the next one may start: twice as long after each failure, up to a cap, and each time
+/// shortened at random, so that keys which failed together are not tried again together (Brooker, *Exponential Backoff And
+/// Jitter*, 2015).
+///
+/// ```
+/// use quell::{Backoff, Cache};
+/// use std::time::Duration;
+///
+/// let backoff = Backoff::exponential(Duration::from_millis(50), Duration::from_secs(30));
+/// let cache = Cache::<u64, u64>::builder().error_backoff(backoff).build();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backoff {
+    pub(crate) first: Duration,
+    pub(crate) cap: Duration,
+    pub(crate) jitter: f64,
 }
 
 impl Backoff {
-    /// A failing refresh is tried ten times a second; a caller who needs a value may always try.
-    pub(crate) const FIXED: Self = Self { refresh: Duration::from_millis(100), load: Duration::ZERO };
+    /// `first` after one failure, then twice as long after each, `cap` at most. With a jitter of 0.5.
+    #[must_use]
+    pub const fn exponential(first: Duration, cap: Duration) -> Self {
+        Self { first, cap, jitter: 0.5 }
+    }
+
+    /// The same length after each failure, without jitter.
+    #[must_use]
+    pub const fn constant(length: Duration) -> Self {
+        Self { first: length, cap: length, jitter: 0.0 }
+    }
+
+    /// Each pause is scaled by a random factor from `(1 - jitter, 1]`. From 0 to 1.
+    #[must_use]
+    pub const fn jitter(mut self, jitter: f64) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// The pause after that many failures in a row, the first being 1; `chance` is from `[0, 1)`.
+    pub(crate) fn pause(&self, failures: u32, chance: f64) -> Duration {
+        let doubled = 1_u32.checked_shl(failures.saturating_sub(1));
+        let whole = doubled.map_or(self.cap, |times| self.first.saturating_mul(times)).min(self.cap);
+        scaled(whole, 1.0 - self.jitter * chance)
+    }
 }
 
 #[cfg(all(test, not(loom)))]

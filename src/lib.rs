@@ -259,7 +259,7 @@ pub use config::CacheBuilder;
 pub use error::{BoxError, BuildError, LoadError, LoadErrorKind};
 pub use executor::{BoxFuture, Executor, Job, Rejected, Spawner};
 pub use flight::LoadCause;
-pub use freshness::Ttl;
+pub use freshness::{Backoff, Ttl};
 pub use hash::{DefaultHashBuilder, DefaultHasher};
 pub use loader::{AsyncLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader};
 pub use observe::{Evictions, InFlight, RemovalCause, Stats};

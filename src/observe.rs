@@ -25,6 +25,7 @@ pub(crate) enum Count {
     Takeovers,
     Fenced,
     Fallbacks,
+    NegativeHits,
     RefusedRefreshes,
     LoaderPanics,
     ListenerPanics,
@@ -121,6 +122,7 @@ impl Counters {
             takeovers: self.sum(Count::Takeovers),
             fenced: self.sum(Count::Fenced),
             fallbacks: self.sum(Count::Fallbacks),
+            negative_hits: self.sum(Count::NegativeHits),
             refused_refreshes: self.sum(Count::RefusedRefreshes),
             loader_panics: self.sum(Count::LoaderPanics),
             listener_panics: self.sum(Count::ListenerPanics),
@@ -166,6 +168,8 @@ pub struct Stats {
     pub fenced: u64,
     /// Calls that were answered by the `fallback`.
     pub fallbacks: u64,
+    /// Calls that were told of an absence which was remembered.
+    pub negative_hits: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
     /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, the weigher, a value's `Clone`).

@@ -132,6 +132,8 @@ pub(crate) enum Next<K, V> {
     Value(NewCell<K, V>),
     /// A failure, which keeps the value that is there.
     Failure { error: LoadError, attempts: u32, pause: Pause },
+    /// That the source has no such key; the value that is there goes.
+    Absence { until: Moment },
     /// What was there before the load.
     Prev,
     /// Nothing, for ever.
@@ -144,6 +146,7 @@ impl<K, V> Next<K, V> {
         match self {
             Self::Value(cell) => cell.weight(),
             Self::Failure { .. } => held.cell().map_or(USUAL_WEIGHT, |_| slot.weight_of(held)),
+            Self::Absence { .. } => USUAL_WEIGHT,
             Self::Loading(_) | Self::Prev => slot.weight_of(held),
             Self::Dead => 0,
         }
@@ -155,7 +158,7 @@ impl<K, V> Next<K, V> {
             Self::Dead => true,
             // Nothing was there before a slot's first load: the slot goes with it.
             Self::Prev => from.held().is_nothing(),
-            Self::Loading(_) | Self::Value(_) | Self::Failure { .. } => false,
+            Self::Loading(_) | Self::Value(_) | Self::Failure { .. } | Self::Absence { .. } => false,
         }
     }
 
@@ -504,6 +507,12 @@ impl<K, V> Slot<K, V> {
                 let record = Box::new(Record { error, attempts, pause, prev: held.cell_ptr() });
                 (tagged(exposed(Box::into_raw(record)).cast(), RECORD), Keep::Cell)
             }
+            Next::Absence { until } => {
+                let pause = Pause { refresh: until, load: until, forget: until };
+                let record = Record::<V> { error: LoadError::absent(), attempts: 0, pause, prev: null_mut() };
+                let record = Box::new(record);
+                (tagged(exposed(Box::into_raw(record)).cast(), RECORD), Keep::Nothing { room: false })
+            }
             Next::Prev if held.is_nothing() => (tagged(null_mut(), DEAD), Keep::All),
             Next::Prev => (held.raw(), Keep::All),
             Next::Dead => {
@@ -566,6 +575,11 @@ impl<K, V> Slot<K, V> {
                 // SAFETY: by contract, from `Box::into_raw`. The cell in it is the slot's.
                 let record = *unsafe { Box::from_raw(untagged(word).cast::<Record<V>>()) };
                 Next::Failure { error: record.error, attempts: record.attempts, pause: record.pause }
+            }
+            (RECORD, Keep::Nothing { .. }) => {
+                // SAFETY: as above; no cell is in it.
+                let record = *unsafe { Box::from_raw(untagged(word).cast::<Record<V>>()) };
+                Next::Absence { until: record.pause.load }
             }
             (_, Keep::Nothing { room }) => {
                 let cell = NonNull::new(word.cast::<Cell<V>>()).expect("a new cell is not null");

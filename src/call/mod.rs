@@ -68,6 +68,7 @@ impl Terms {
             accept: Some(Accept::default()),
             may_lead: true,
             backs_off: false,
+            takes_absence: shares.shares(LoadErrorKind::Absent),
             miss: Start::Now,
             stale: Start::Now,
             waits: Waits::AsThread,
@@ -204,6 +205,10 @@ where
                 Lookup::NotCached => {
                     core.counters.add(Count::Misses);
                     return Err(LoadError::not_cached());
+                }
+                Lookup::Absent => {
+                    core.counters.add(Count::NegativeHits);
+                    return Err(LoadError::absent());
                 }
                 Lookup::BackingOff(error) => {
                     drop(stay);

@@ -5,7 +5,7 @@ use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::drive::{Put, Threads};
 use crate::flight::{Load, LoadCause, LoadFuture, Outcome, Running, Seat, Waits, Who};
-use crate::freshness::{Backoff, Stage, Ttl};
+use crate::freshness::{Stage, Ttl};
 use crate::observe::{Count, RemovalCause};
 use crate::primitive::epoch::{Guard, pin};
 use crate::primitive::runtime::Runtime;
@@ -15,6 +15,9 @@ use crate::slot::{Cell, Flight, Held, NewCell, Next, Pause, State, Weighed};
 use crate::table::Linked;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Without an `error_backoff`, a failing refresh is tried ten times a second; a caller who needs a value may always try.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 /// The leader's right to end a flight. Dropped without having ended it, it abandons the flight: the slot goes back to
 /// what it was, and those who wait look again.
@@ -249,30 +252,37 @@ impl<K, V, S> Lease<K, V, S> {
         let flight = self.flight.clone();
         let next = |held: Held<'_, V>| {
             let rescues = held.cell().is_some_and(|c| core.stage_at(&flight.target, c, now) != Stage::Dead);
-            let Backoff { refresh, load } = core.settings.backoff;
             let attempts = held.record().map_or(0, |r| r.attempts).saturating_add(1);
-            if rescues || !load.is_zero() {
-                Next::Failure {
-                    error,
-                    attempts,
-                    pause: Pause { refresh: now.plus(refresh), load: now.plus(load) },
+            match core.settings.error_backoff {
+                Some(backoff) => {
+                    let end = now.plus(backoff.pause(attempts, core.chance()));
+                    let forget = end.plus(backoff.cap);
+                    Next::Failure { error, attempts, pause: Pause { refresh: end, load: end, forget } }
                 }
-            } else {
+                None if rescues => {
+                    let refresh = now.plus(REFRESH_PAUSE);
+                    Next::Failure { error, attempts, pause: Pause { refresh, load: now, forget: refresh } }
+                }
                 // Nothing is there to refresh, and nobody is held up: nothing to remember.
-                Next::Dead
+                None => Next::Dead,
             }
         };
         // What there is no need to remember has expired, or was never there.
         self.end(next, Some(RemovalCause::Expired), |_| outcome)
     }
 
-    /// The source has no such key: the entry goes.
+    /// The source has no such key: the value goes, and that is remembered if the cache is to.
     pub(crate) fn absent(self) -> Published
     where
         V: Clone,
     {
         let outcome = |_| Outcome::Failure(LoadError::absent());
-        self.end(|_| Next::Dead, Some(RemovalCause::Explicit), outcome)
+        let now = self.core.time.now();
+        let next = match self.core.settings.negative_ttl {
+            Some(ttl) => Next::Absence { until: now.plus(ttl) },
+            None => Next::Dead,
+        };
+        self.end(|_| next, Some(RemovalCause::Explicit), outcome)
     }
 
     /// The entry goes; those who wait look again.

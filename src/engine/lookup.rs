@@ -53,6 +53,8 @@ pub(crate) struct Demand {
     pub(crate) may_lead: bool,
     /// Whether it must let a back-off pass.
     pub(crate) backs_off: bool,
+    /// Whether a remembered absence is an answer.
+    pub(crate) takes_absence: bool,
     /// How a load begins that somebody waits for.
     pub(crate) miss: Start,
     /// How a load begins while a stale value is served.
@@ -62,6 +64,11 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
+    /// Whether a remembered absence is an answer; who sets an age wants to know it anew.
+    fn takes_absence(&self) -> bool {
+        self.takes_absence && self.accept.is_some_and(|accept| accept.max_age.is_none())
+    }
+
     /// A load that somebody waits for is held up for less long than one in the background.
     fn held_up_until(&self, pause: Pause) -> Moment {
         match self.miss {
@@ -79,6 +86,8 @@ pub(crate) enum Lookup<'g, K, V, S> {
     Lead(Lease<K, V, S>),
     /// Nothing to serve: somebody else loads.
     Join(Place<K, V, S>),
+    /// The source has no such key.
+    Absent,
     /// Nothing to serve, and the last load failed a short while ago.
     BackingOff(LoadError),
     /// Nothing to serve, and the call may not load.
@@ -144,14 +153,22 @@ where
                     return Lookup::Hit { hit: Hit { cell, stage }, lease };
                 }
             }
+            let now = self.time.now();
+            let record = held.record();
+            if record.is_some_and(|record| record.is_absence() && now < record.pause.load)
+                && demand.takes_absence()
+            {
+                slot.mark().hit();
+                return Lookup::Absent;
+            }
             if !demand.may_lead {
                 return Lookup::NotCached;
             }
-            let now = self.time.now();
             let action = match state {
                 State::Ready(held) => {
-                    if let Some(record) = held.record()
+                    if let Some(record) = record
                         && demand.backs_off
+                        && !record.is_absence()
                         && let until = demand.held_up_until(record.pause)
                         && now < until
                     {

@@ -289,7 +289,7 @@ impl<K, V, S> Core<K, V, S> {
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
         let live = held.cell().is_some_and(|cell| self.stage_at(slot, cell, now) != Stage::Dead);
-        !live && held.record().is_none_or(|record| record.pause.refresh <= now)
+        !live && held.record().is_none_or(|record| record.pause.forget <= now)
     }
 
     /// Sweeps a few buckets: what every write to a shard does, so that expired values go without anybody reading them.

@@ -106,6 +106,7 @@ impl Fixture {
             accept,
             may_lead: true,
             backs_off: false,
+            takes_absence: false,
             miss: Start::Now,
             stale: Start::Now,
             waits: Waits::AsThread,
@@ -163,7 +164,9 @@ impl Fixture {
                         return self.load(lease, number);
                     }
                     Lookup::Join(ticket) => ticket,
-                    Lookup::BackingOff(_) | Lookup::NotCached => panic!("this caller never backs off"),
+                    Lookup::Absent | Lookup::BackingOff(_) | Lookup::NotCached => {
+                        panic!("this caller never backs off")
+                    }
                 }
             };
             if let Some(number) = self.wait(&ticket) {

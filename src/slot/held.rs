@@ -34,16 +34,26 @@ pub(crate) struct Pause {
     pub(crate) refresh: Moment,
     /// No load that somebody waits for begins before this. Not after `refresh`.
     pub(crate) load: Moment,
+    /// Then the failures are forgotten. Not before `refresh`.
+    pub(crate) forget: Moment,
 }
 
-/// A remembered failure, and the value that was there before it, if any.
+/// What is remembered of a key beside its value: that a load failed, or that the source has no such key.
 #[repr(align(8))]
 pub(crate) struct Record<V> {
     pub(crate) error: LoadError,
+    /// Failures in a row; zero: the key is absent until `pause.load`.
     pub(crate) attempts: u32,
     pub(crate) pause: Pause,
     /// The cell that the failed load was to replace; the slot owns it (INV-slot-1).
     pub(super) prev: *mut Cell<V>,
+}
+
+impl<V> Record<V> {
+    /// Whether it says that the source has no such key.
+    pub(crate) fn is_absence(&self) -> bool {
+        self.attempts == 0
+    }
 }
 
 /// What a slot holds beside a load: nothing, a cell, or a record. Only a word; [`Held`] reads it.

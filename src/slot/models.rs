@@ -386,7 +386,14 @@ fn a_failure_keeps_what_was_there() {
         };
         let fails = spawn(pins, move || {
             let error = LoadError::failed(Watch(Witness::new()));
-            end(&flight, Next::Failure { error, attempts: 1, pause: Pause { refresh: now(), load: now() } })
+            end(
+                &flight,
+                Next::Failure {
+                    error,
+                    attempts: 1,
+                    pause: Pause { refresh: now(), load: now(), forget: now() },
+                },
+            )
         });
         let next = spawn(pins, {
             let (slot, census) = (slot.clone(), census.clone());
