@@ -36,6 +36,8 @@ pub(crate) struct Settings<K, V> {
     /// How long an absence is remembered.
     pub(crate) negative_ttl: Option<Duration>,
     pub(crate) lease: Duration,
+    pub(crate) max_concurrent_loads: Option<usize>,
+    pub(crate) max_waiters: Option<usize>,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) max_capacity: u64,
     pub(crate) initial_capacity: usize,
@@ -65,6 +67,8 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     error_backoff: Option<Backoff>,
     negative_ttl: Option<Duration>,
     lease: Duration,
+    max_concurrent_loads: Option<usize>,
+    max_waiters: Option<usize>,
     wait_timeout: Option<Duration>,
     max_capacity: u64,
     initial_capacity: usize,
@@ -100,6 +104,8 @@ impl<K, V> CacheBuilder<K, V> {
             error_backoff: None,
             negative_ttl: None,
             lease: LEASE,
+            max_concurrent_loads: None,
+            max_waiters: None,
             wait_timeout: None,
             max_capacity: UNBOUNDED,
             initial_capacity: 0,
@@ -191,6 +197,24 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
+    /// How many loads may run at one time, over all keys. A fallible call that would be one too many gets a stale value, one in
+    /// grace, the fallback's, or an [`Overloaded`](crate::LoadErrorKind::Overloaded) error, at once. Refreshes of stale values
+    /// begin only while at most half of it is in use, or three quarters if the value will soon be served no more. Calls that
+    /// can't fail count, and are never refused; nor is one that takes over from a load whose lease is over. At least 1.
+    /// Default: no limit.
+    pub fn max_concurrent_loads(mut self, loads: usize) -> Self {
+        self.max_concurrent_loads = Some(loads);
+        self
+    }
+
+    /// How many callers may wait for others' loads at one time, over all keys. A fallible call that would be one too many gets
+    /// what it would get at the end of its wait, or an [`Overloaded`](crate::LoadErrorKind::Overloaded) error, at once. Calls
+    /// that can't fail count, and are never refused. Default: no limit.
+    pub fn max_waiters(mut self, waiters: usize) -> Self {
+        self.max_waiters = Some(waiters);
+        self
+    }
+
     /// How long a fallible call waits for somebody else's load. When it ends, the call gets a stale value, one in
     /// grace, the fallback's, or a [`TimedOut`](crate::LoadErrorKind::TimedOut) error: never a load of its own.
     /// Default: no limit but the lease.
@@ -260,6 +284,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             error_backoff,
             negative_ttl,
             lease,
+            max_concurrent_loads,
+            max_waiters,
             wait_timeout,
             max_capacity,
             initial_capacity,
@@ -285,6 +311,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             error_backoff,
             negative_ttl,
             lease,
+            max_concurrent_loads,
+            max_waiters,
             wait_timeout,
             max_capacity,
             initial_capacity,
@@ -393,6 +421,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         if self.lease.is_zero() {
             return Err(BuildError::new("lease", format!("{:?}", self.lease), "more than zero"));
         }
+        if self.max_concurrent_loads == Some(0) {
+            return Err(BuildError::new("max_concurrent_loads", "0".into(), "at least 1"));
+        }
         if let Some(backoff) = self.error_backoff {
             if backoff.first > backoff.cap {
                 return Err(BuildError::new(
@@ -431,6 +462,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             error_backoff: self.error_backoff,
             negative_ttl: self.negative_ttl,
             lease: self.lease,
+            max_concurrent_loads: self.max_concurrent_loads,
+            max_waiters: self.max_waiters,
             wait_timeout: self.wait_timeout,
             max_capacity: self.max_capacity,
             initial_capacity: self.initial_capacity,
@@ -464,6 +497,8 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("error_backoff", &self.error_backoff)
             .field("negative_ttl", &self.negative_ttl)
             .field("lease", &self.lease)
+            .field("max_concurrent_loads", &self.max_concurrent_loads)
+            .field("max_waiters", &self.max_waiters)
             .field("wait_timeout", &self.wait_timeout)
             .field("max_capacity", &self.max_capacity)
             .field("initial_capacity", &self.initial_capacity)

@@ -82,6 +82,11 @@ impl LoadError {
         Self::build(LoadErrorKind::Absent, None, None)
     }
 
+    /// `limit` is the setting that was reached.
+    pub(crate) fn overloaded(limit: &str) -> Self {
+        Self::build(LoadErrorKind::Overloaded, Some(format!("the limit `{limit}` is reached")), None)
+    }
+
     /// The same failure, told to a caller who came while its back-off lasts.
     pub(crate) fn backing_off(cause: &Self, left: Duration) -> Self {
         let detail = format!("the last load failed, the next may start in {left:?}");

@@ -188,6 +188,12 @@ impl Times {
         }
     }
 
+    /// Whether three quarters of the time in which it is stale have passed.
+    pub(crate) fn is_soon_dead(&self, now: Moment) -> bool {
+        let (soft, hard) = (self.soft(), self.hard());
+        hard != Moment::NEVER && now.since(soft) >= hard.since(soft) / 4 * 3
+    }
+
     /// Whether no clock needs to be read to judge them.
     #[inline]
     pub(crate) fn never_end(&self) -> bool {

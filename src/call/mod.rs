@@ -154,6 +154,12 @@ pub(crate) struct Joined<K, V, S> {
     deadline: Moment,
 }
 
+impl<K, V, S> Drop for Joined<K, V, S> {
+    fn drop(&mut self) {
+        self.place.core().waiter_left();
+    }
+}
+
 /// A call on its way.
 pub(crate) struct Call<'a, K, V, S, Q: ?Sized> {
     core: &'a Arc<Core<K, V, S>>,
@@ -202,6 +208,12 @@ where
                     self.count_miss();
                     return Ok(Step::Turn(Turn::Lead(lease)));
                 }
+                Lookup::Overloaded => {
+                    drop(stay);
+                    self.count_miss();
+                    let error = LoadError::overloaded("max_concurrent_loads");
+                    return self.ladder(error).map(|got| Step::Turn(Turn::served(got)));
+                }
                 Lookup::NotCached => {
                     core.counters.add(Count::Misses);
                     return Err(LoadError::not_cached());
@@ -227,6 +239,11 @@ where
         });
         let waits = graph().wait_for(place.flight().id(), &core.settings.name);
         let edge = waits.map_err(|Cycle(path)| LoadError::cycle(path))?;
+        if !core.admits_waiter(self.terms.may_fail()) {
+            drop((edge, place));
+            let error = LoadError::overloaded("max_waiters");
+            return self.ladder(error).map(|got| Step::Turn(Turn::served(got)));
+        }
         core.counters.add(Count::Joins);
         Ok(Step::Join(Joined { place, deadline, _edge: edge }))
     }

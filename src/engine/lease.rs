@@ -350,7 +350,9 @@ impl<K, V, S> Lease<K, V, S> {
         if waiters > 0 {
             flight.tell();
         }
-        if flight.claim.queued && flight.mark_outlived() {
+        if !flight.mark_outlived() {
+            core.load_is_over();
+        } else if flight.claim.queued {
             core.keeper.one_is_back();
         }
         core.sweep_a_little(core.shard(slot.hash()), &core.stay(pin()));

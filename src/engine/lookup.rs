@@ -1,5 +1,6 @@
 //! What a call that may load comes to: a hit, a lease, a place in somebody else's flight, or a reason to back off.
 
+use super::limits::Asks;
 use super::{Core, Hit, Lease, Place, Stay};
 use crate::clock::Moment;
 use crate::error::LoadError;
@@ -64,6 +65,15 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
+    /// How it asks for a permit to load what it waits for.
+    fn asks(&self) -> Asks {
+        match self.miss {
+            Start::Now if self.backs_off => Asks::Foreground,
+            Start::Now => Asks::Anyhow,
+            Start::Queued | Start::Spawned => Asks::Background { urgent: false },
+        }
+    }
+
     /// Whether a remembered absence is an answer; who sets an age wants to know it anew.
     fn takes_absence(&self) -> bool {
         self.takes_absence && self.accept.is_some_and(|accept| accept.max_age.is_none())
@@ -90,6 +100,8 @@ pub(crate) enum Lookup<'g, K, V, S> {
     Absent,
     /// Nothing to serve, and the last load failed a short while ago.
     BackingOff(LoadError),
+    /// Nothing to serve, and too many loads run already.
+    Overloaded,
     /// Nothing to serve, and the call may not load.
     NotCached,
 }
@@ -123,6 +135,9 @@ where
                 if !demand.may_lead {
                     return Lookup::NotCached;
                 }
+                if !self.admits_load(demand.asks()) {
+                    return Lookup::Overloaded;
+                }
                 match self.found(hash, key, demand.miss, stay) {
                     Some(lease) => return Lookup::Lead(lease),
                     None => continue,
@@ -143,10 +158,11 @@ where
                         (Stage::Stale, State::Loading(flight)) if demand.may_lead => {
                             let now = self.time.now();
                             let over = flight.may_be_taken_over(now, false);
-                            over.then(|| {
-                                self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, stay)
-                            })
-                            .flatten()
+                            (over && self.admits_load(Asks::Anyhow))
+                                .then(|| {
+                                    self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, stay)
+                                })
+                                .flatten()
                         }
                         _ => None,
                     };
@@ -192,6 +208,10 @@ where
                 },
                 State::Dead => continue,
             };
+            let asks = if matches!(action, Move::TakeOver(_)) { Asks::Anyhow } else { demand.asks() };
+            if !self.admits_load(asks) {
+                return Lookup::Overloaded;
+            }
             if let Some(lease) = self.lead(slot, &action, demand, now, stay) {
                 return Lookup::Lead(lease);
             }
@@ -236,7 +256,7 @@ where
         }
     }
 
-    /// Takes a flight over that may be taken over.
+    /// Takes a flight over that may be taken over, with a permit of its own.
     fn take_over(
         self: &Arc<Self>,
         slot: &Slot<K, V>,
@@ -249,14 +269,21 @@ where
         let running = !old.is_queued();
         // Settles the old flight before the CAS: those who wait for it look again.
         if !old.supersede(now) {
+            self.load_is_over();
             return None;
         }
         let mut lease = self.claim(slot, State::Loading(old), start, cause, now, stay)?;
         self.counters.add(Count::Takeovers);
-        if old.claim.queued && running {
+        if running {
             // Counted first, and taken back if the load has ended just now.
-            self.keeper.one_hangs();
-            if old.mark_outlived() {
+            let hangs = old.claim.queued;
+            if hangs {
+                self.keeper.one_hangs();
+            }
+            if !old.mark_outlived() {
+                // There is one permit for the two of them.
+                self.load_is_over();
+            } else if hangs {
                 self.keeper.one_is_back();
             }
         }
@@ -276,10 +303,14 @@ where
         if held.record().is_some_and(|record| now < record.pause.refresh) || !self.may_refresh() {
             return None;
         }
+        let urgent = held.cell().is_some_and(|cell| cell.times.is_soon_dead(now));
+        if !self.admits_load(Asks::Background { urgent }) {
+            return None;
+        }
         self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, stay)
     }
 
-    /// The one CAS by which a load of an existing slot begins.
+    /// The one CAS by which a load of an existing slot begins, with a permit.
     fn claim(
         self: &Arc<Self>,
         slot: &Slot<K, V>,

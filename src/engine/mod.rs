@@ -9,6 +9,7 @@
 mod audit;
 mod evict;
 mod lease;
+mod limits;
 mod lookup;
 #[cfg(all(test, loom))]
 mod models;
@@ -72,6 +73,10 @@ pub(crate) struct Core<K, V, S> {
     /// Loads under way that are to replace something, and keep it from being evicted. A change counts a moment after its
     /// CAS, so this may wrap below zero.
     refreshing: Padded<AtomicUsize>,
+    /// Permits to load that are out, where there is a limit.
+    loading: Padded<AtomicUsize>,
+    /// Callers who wait, where there is a limit.
+    waiting: Padded<AtomicUsize>,
     flights: Registry<Flight<K, V>>,
     /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
     mortal: AtomicBool,
@@ -137,6 +142,8 @@ impl<K, V, S> Core<K, V, S> {
             shards: (0..settings.shards).map(shard).collect(),
             policy: Policy::new(settings.max_capacity, settings.shards),
             refreshing: Padded::default(),
+            loading: Padded::default(),
+            waiting: Padded::default(),
             flights: Registry::new(),
             mortal: AtomicBool::new(false),
             sweeps,

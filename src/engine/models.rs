@@ -164,7 +164,7 @@ impl Fixture {
                         return self.load(lease, number);
                     }
                     Lookup::Join(ticket) => ticket,
-                    Lookup::Absent | Lookup::BackingOff(_) | Lookup::NotCached => {
+                    Lookup::Absent | Lookup::BackingOff(_) | Lookup::Overloaded | Lookup::NotCached => {
                         panic!("this caller never backs off")
                     }
                 }

@@ -317,7 +317,11 @@ where
                 _joined = place;
                 return true;
             }
-            Lookup::Hit { .. } | Lookup::Absent | Lookup::BackingOff(_) | Lookup::NotCached => return false,
+            Lookup::Hit { .. }
+            | Lookup::Absent
+            | Lookup::BackingOff(_)
+            | Lookup::Overloaded
+            | Lookup::NotCached => return false,
         };
         drop(stay);
         loader.refresh(lease, key.to_owned())
