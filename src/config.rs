@@ -25,6 +25,49 @@ pub(crate) type Weigher<K, V> = Arc<dyn Fn(&K, &V) -> u32 + Send + Sync>;
 /// Is told of each value that leaves.
 pub(crate) type Listener<K, V> = Arc<dyn Fn(&K, &V, RemovalCause) + Send + Sync>;
 
+/// Whether calls that may load refresh values before they go stale, see [`CacheBuilder::early_refresh`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum EarlyRefresh {
+    /// Never.
+    #[doc(hidden)]
+    Off,
+    #[doc(hidden)]
+    Beta(f64),
+    #[doc(hidden)]
+    MissProbability(f64),
+}
+
+impl EarlyRefresh {
+    /// XFetch with this factor: 1 balances early loads against misses; more is earlier. Above 0.
+    #[must_use]
+    pub const fn beta(beta: f64) -> Self {
+        Self::Beta(beta)
+    }
+
+    /// XFetch with a factor that is chosen for each key, by how long its loads take and how often it is read, so that it goes
+    /// stale without a refresh with this probability. Between 0 and 1.
+    #[must_use]
+    pub const fn miss_probability(p: f64) -> Self {
+        Self::MissProbability(p)
+    }
+
+    /// Never.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self::Off
+    }
+
+    /// The rule that it breaks, if it does.
+    pub(crate) fn broken_rule(self) -> Option<&'static str> {
+        match self {
+            Self::Beta(beta) if !(beta > 0.0 && beta.is_finite()) => Some("a `beta` above 0"),
+            Self::MissProbability(p) if !(p > 0.0 && p < 1.0) => Some("a probability between 0 and 1"),
+            _ => None,
+        }
+    }
+}
+
 /// What a cache was built with, checked.
 pub(crate) struct Settings<K, V> {
     pub(crate) name: Arc<str>,
@@ -33,6 +76,7 @@ pub(crate) struct Settings<K, V> {
     /// How long a dead value may be served when a load fails or a wait ends.
     pub(crate) grace: Duration,
     pub(crate) error_backoff: Option<Backoff>,
+    pub(crate) early_refresh: EarlyRefresh,
     /// How long an absence is remembered.
     pub(crate) negative_ttl: Option<Duration>,
     pub(crate) lease: Duration,
@@ -65,6 +109,7 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     jitter: f64,
     stale_if_error: Duration,
     error_backoff: Option<Backoff>,
+    early_refresh: Option<EarlyRefresh>,
     negative_ttl: Option<Duration>,
     lease: Duration,
     max_concurrent_loads: Option<usize>,
@@ -102,6 +147,7 @@ impl<K, V> CacheBuilder<K, V> {
             jitter: 0.0,
             stale_if_error: Duration::ZERO,
             error_backoff: None,
+            early_refresh: None,
             negative_ttl: None,
             lease: LEASE,
             max_concurrent_loads: None,
@@ -178,6 +224,18 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// waits for 100 ms.
     pub fn error_backoff(mut self, backoff: Backoff) -> Self {
         self.error_backoff = Some(backoff);
+        self
+    }
+
+    /// Whether a call that may load refreshes a fresh value at random before its soft deadline, the more probably the nearer that
+    /// is and the longer its loads take: XFetch (Vattani, Chierichetti and Lowenstein, PVLDB 8(8), 2015). So a popular key is
+    /// loaded before it goes stale, by one caller, while all are served what is fresh. Not before half of the time has passed for
+    /// which a value is fresh. Reads that never load ([`get`](crate::Cache::get)) do not take part.
+    ///
+    /// Default: [`EarlyRefresh::beta(1.0)`](EarlyRefresh::beta) with an attached loader and without a `soft_ttl`; else
+    /// [`off`](EarlyRefresh::off). An entry takes 16 bytes more with it.
+    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
+        self.early_refresh = Some(early);
         self
     }
 
@@ -282,6 +340,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             jitter,
             stale_if_error,
             error_backoff,
+            early_refresh,
             negative_ttl,
             lease,
             max_concurrent_loads,
@@ -309,6 +368,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             jitter,
             stale_if_error,
             error_backoff,
+            early_refresh,
             negative_ttl,
             lease,
             max_concurrent_loads,
@@ -421,6 +481,15 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         if self.lease.is_zero() {
             return Err(BuildError::new("lease", format!("{:?}", self.lease), "more than zero"));
         }
+        let loads = self.loader.is_some() || self.async_loader.is_some();
+        let early_refresh = match self.early_refresh {
+            Some(given) => given,
+            None if loads && self.soft_ttl.is_none() => EarlyRefresh::beta(1.0),
+            None => EarlyRefresh::off(),
+        };
+        if let Some(rule) = early_refresh.broken_rule() {
+            return Err(BuildError::new("early_refresh", format!("{early_refresh:?}"), rule));
+        }
         if self.max_concurrent_loads == Some(0) {
             return Err(BuildError::new("max_concurrent_loads", "0".into(), "at least 1"));
         }
@@ -460,6 +529,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             time_to_idle: self.time_to_idle,
             grace: self.stale_if_error,
             error_backoff: self.error_backoff,
+            early_refresh,
             negative_ttl: self.negative_ttl,
             lease: self.lease,
             max_concurrent_loads: self.max_concurrent_loads,
@@ -495,6 +565,7 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("jitter", &self.jitter)
             .field("stale_if_error", &self.stale_if_error)
             .field("error_backoff", &self.error_backoff)
+            .field("early_refresh", &self.early_refresh)
             .field("negative_ttl", &self.negative_ttl)
             .field("lease", &self.lease)
             .field("max_concurrent_loads", &self.max_concurrent_loads)

@@ -255,7 +255,7 @@ mod sync;
 mod table;
 
 pub use clock::{Clock, ManualClock, Wake};
-pub use config::CacheBuilder;
+pub use config::{CacheBuilder, EarlyRefresh};
 pub use error::{BoxError, BuildError, LoadError, LoadErrorKind};
 pub use executor::{BoxFuture, Executor, Job, Rejected, Spawner};
 pub use flight::LoadCause;

@@ -26,6 +26,7 @@ pub(crate) enum Count {
     Fenced,
     Fallbacks,
     NegativeHits,
+    EarlyRefreshes,
     RefusedRefreshes,
     LoaderPanics,
     ListenerPanics,
@@ -123,6 +124,7 @@ impl Counters {
             fenced: self.sum(Count::Fenced),
             fallbacks: self.sum(Count::Fallbacks),
             negative_hits: self.sum(Count::NegativeHits),
+            early_refreshes: self.sum(Count::EarlyRefreshes),
             refused_refreshes: self.sum(Count::RefusedRefreshes),
             loader_panics: self.sum(Count::LoaderPanics),
             listener_panics: self.sum(Count::ListenerPanics),
@@ -170,6 +172,8 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Calls that were told of an absence which was remembered.
     pub negative_hits: u64,
+    /// Loads of fresh values that were begun before they went stale.
+    pub early_refreshes: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
     /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, the weigher, a value's `Clone`).

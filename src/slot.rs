@@ -37,7 +37,7 @@ use crate::hash::{half_of, whole_of};
 use crate::policy::MarkWord;
 use crate::primitive::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::primitive::epoch::{Guard, contain, exclusive, retire};
-use crate::primitive::plain::AtomicU64;
+use crate::primitive::plain::{AtomicU32 as PlainU32, AtomicU64};
 use crate::primitive::step::step;
 use crate::primitive::{Arc, Witness, exposed, owner};
 use crate::table::Linked;
@@ -195,15 +195,53 @@ pub(crate) struct Slot<K, V> {
     witness: Witness,
 }
 
-/// In `shares`: the slot is an [`Idling`] one. Set when it is made, never cleared.
-const IDLES: u32 = 1 << 31;
+/// In `shares`: the slot is a [`Tailed`] one. Set when it is made, never cleared.
+const TAILED: u32 = 1 << 31;
 
-/// A slot of a cache with a `time_to_idle`.
+/// A slot of a cache that notes something about the use of its keys.
 #[repr(C)]
-struct Idling<K, V> {
+struct Tailed<K, V> {
     slot: Slot<K, V>,
+    tail: Tail,
+}
+
+/// What is noted about the use of a key, where that is wanted.
+pub(crate) struct Tail {
     /// When the value was last used; written at most once per tick.
     used: AtomicU64,
+    /// How long loads of the key take, smoothed: an `f32` of nanoseconds; zero: not known.
+    cost: PlainU32,
+    /// Reads of the value that were noted since it was loaded.
+    reads: PlainU32,
+}
+
+impl Tail {
+    /// How long loads of the key take; zero: not known.
+    pub(crate) fn cost(&self) -> f64 {
+        // Relaxed: an estimate that guards no data.
+        f64::from(f32::from_bits(self.cost.load(Ordering::Relaxed)))
+    }
+
+    /// Notes how long a load has taken, in nanoseconds. Of two at one time, one is lost.
+    pub(crate) fn loaded_in(&self, nanos: f64) {
+        let before = self.cost();
+        let smoothed = if before > 0.0 { before + (nanos - before) / 4.0 } else { nanos };
+        // Relaxed: as in `cost`.
+        self.cost.store((smoothed as f32).max(1.0).to_bits(), Ordering::Relaxed);
+        self.reads.store(0, Ordering::Relaxed);
+    }
+
+    /// How many reads have been noted since a value was loaded.
+    pub(crate) fn reads(&self) -> u32 {
+        // Relaxed: as in `cost`.
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Notes `n` reads, and tells how many there have been.
+    pub(crate) fn read(&self, n: u32) -> u32 {
+        // Relaxed: as in `cost`.
+        self.reads.fetch_add(n, Ordering::Relaxed).saturating_add(n)
+    }
 }
 
 #[cfg(not(loom))]
@@ -286,9 +324,9 @@ impl<K, V> Linked for Slot<K, V> {
         let slot = unsafe { this.as_ref() };
         // Relaxed: a share that is the only one stays that: shares are made from shares, or under a pin for which the table's
         // is left.
-        let only = slot.shares.load(Ordering::Relaxed) & !IDLES == 1;
+        let only = slot.shares.load(Ordering::Relaxed) & !TAILED == 1;
         // Release: this share's uses; pairs with the Acquire below.
-        if only || slot.shares.fetch_sub(1, Ordering::Release) & !IDLES == 1 {
+        if only || slot.shares.fetch_sub(1, Ordering::Release) & !TAILED == 1 {
             // Acquire: the uses of all other shares come before the free; pairs with the Release above.
             slot.shares.load(Ordering::Acquire);
             slot.witness.ended();
@@ -300,13 +338,13 @@ impl<K, V> Linked for Slot<K, V> {
 }
 
 impl<K, V> Slot<K, V> {
-    /// A slot with one share; with an idle stamp, if `used` gives the first one.
+    /// A slot with one share; with a tail, if `used` gives its first stamp.
     fn allocate(hash: u64, key: K, used: Option<Moment>, mark: MarkWord) -> SlotRef<K, V> {
         let slot = Self {
             word: AtomicPtr::new(null_mut()),
             mark,
             hash: half_of(hash),
-            shares: AtomicU32::new(if used.is_some() { 1 | IDLES } else { 1 }),
+            shares: AtomicU32::new(if used.is_some() { 1 | TAILED } else { 1 }),
             key,
             first: UnsafeCell::new(MaybeUninit::uninit()),
             witness: Witness::new(),
@@ -315,8 +353,9 @@ impl<K, V> Slot<K, V> {
             None => exposed(Box::into_raw(Box::new(slot))),
             Some(used) => {
                 let used = AtomicU64::new(used.nanos());
+                let tail = Tail { used, cost: PlainU32::new(0), reads: PlainU32::new(0) };
                 // The slot comes first in it.
-                exposed(Box::into_raw(Box::new(Idling { slot, used }))).cast()
+                exposed(Box::into_raw(Box::new(Tailed { slot, tail }))).cast()
             }
         };
         // SAFETY: a box is not null.
@@ -343,11 +382,11 @@ impl<K, V> Slot<K, V> {
             }
         }
         // SAFETY: by contract it is alive.
-        let idles = unsafe { this.as_ref() }.idle_stamp().is_some();
+        let tailed = unsafe { this.as_ref() }.tail().is_some();
         // The memory goes, even if a destructor panics: last made, first dropped.
-        if idles {
+        if tailed {
             // SAFETY: by contract; the mark says how it was made.
-            let _slot = unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) };
+            let _slot = unsafe { Box::from_raw(this.cast::<Tailed<K, V>>().as_ptr()) };
             drop(Room(this));
         } else {
             // SAFETY: as above.
@@ -362,22 +401,23 @@ impl<K, V> Slot<K, V> {
     /// The caller has all of its shares.
     unsafe fn unbox(this: NonNull<Self>) -> Self {
         // SAFETY: by contract it is alive.
-        let idles = unsafe { this.as_ref() }.idle_stamp().is_some();
-        if idles {
+        let tailed = unsafe { this.as_ref() }.tail().is_some();
+        if tailed {
             // SAFETY: by contract; the mark says how it was made.
-            unsafe { Box::from_raw(this.cast::<Idling<K, V>>().as_ptr()) }.slot
+            unsafe { Box::from_raw(this.cast::<Tailed<K, V>>().as_ptr()) }.slot
         } else {
             // SAFETY: as above.
             *unsafe { Box::from_raw(this.as_ptr()) }
         }
     }
 
-    fn idle_stamp(&self) -> Option<&AtomicU64> {
+    /// What is noted about the use of the key, if anything is.
+    pub(crate) fn tail(&self) -> Option<&Tail> {
         // Relaxed: the mark is set when the slot is made.
-        let idles = self.shares.load(Ordering::Relaxed) & IDLES != 0;
-        let idling = owner(self).cast::<Idling<K, V>>();
+        let tailed = self.shares.load(Ordering::Relaxed) & TAILED != 0;
+        let whole = owner(self).cast::<Tailed<K, V>>();
         // SAFETY: the mark says that the slot is the first part of it.
-        idles.then(|| &unsafe { &*idling }.used)
+        tailed.then(|| &unsafe { &*whole }.tail)
     }
 
     fn room(&self) -> *mut Cell<V> {
@@ -431,17 +471,17 @@ impl<K, V> Slot<K, V> {
     #[inline]
     pub(crate) fn used(&self) -> Moment {
         // Relaxed: an instant that guards no data.
-        Moment::from_nanos(self.idle_stamp().map_or(0, |used| used.load(Ordering::Relaxed)))
+        Moment::from_nanos(self.tail().map_or(0, |tail| tail.used.load(Ordering::Relaxed)))
     }
 
     /// Notes a use, if that is noted, and the clock has moved since the last one.
     #[inline]
     pub(crate) fn touch(&self, now: Moment) {
-        if let Some(used) = self.idle_stamp()
-            && used.load(Ordering::Relaxed) != now.nanos()
+        if let Some(tail) = self.tail()
+            && tail.used.load(Ordering::Relaxed) != now.nanos()
         {
             // Relaxed: as in `used`.
-            used.store(now.nanos(), Ordering::Relaxed);
+            tail.used.store(now.nanos(), Ordering::Relaxed);
         }
     }
 
@@ -518,7 +558,7 @@ impl<K, V> Slot<K, V> {
             Next::Dead => {
                 // Where a load has a share, which may hang, the value must not wait for it.
                 // Relaxed: the share of a load is counted before its claim, by a CAS that the one which led to `from` has acquired.
-                let alone = self.shares.load(Ordering::Relaxed) & !IDLES == 1;
+                let alone = self.shares.load(Ordering::Relaxed) & !TAILED == 1;
                 let stays = alone && self.is_room(held.cell_ptr());
                 let room = if stays { self.room().cast() } else { null_mut() };
                 (tagged(room, DEAD), Keep::Nothing { room: false })

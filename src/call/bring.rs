@@ -82,6 +82,7 @@ pub(crate) fn said<K: 'static, V: Clone + 'static, S>(
         Fetch::Value { value, ttl, store, renews } => {
             let mut brought = Brought::new(lease, value, own.or(ttl));
             (brought.fetched.store, brought.fetched.renews) = (store, renews);
+            brought.fetched.took = Some(brought.took);
             Said::Brought(brought)
         }
         Fetch::Absent => Said::Absent,

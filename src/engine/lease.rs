@@ -1,7 +1,7 @@
 //! The lease: the leader's right to end a flight, once, in one of a few ways.
 
 use super::{Core, Place};
-use crate::clock::Moment;
+use crate::clock::{Moment, saturating_nanos};
 use crate::error::LoadError;
 use crate::flight::drive::{Put, Threads};
 use crate::flight::{Load, LoadCause, LoadFuture, Outcome, Running, Seat, Waits, Who};
@@ -371,12 +371,14 @@ pub(crate) struct Fetched<V> {
     pub(crate) store: bool,
     /// It is the value that was there: nothing is removed by it.
     pub(crate) renews: bool,
+    /// How long the load has taken; `None`: it was no load.
+    pub(crate) took: Option<Duration>,
 }
 
 impl<V> Fetched<V> {
     /// A new value that is to be stored like any other.
     pub(crate) fn of(value: V) -> Self {
-        Self { value, ttl: Ttl::default(), weight: 1, store: true, renews: false }
+        Self { value, ttl: Ttl::default(), weight: 1, store: true, renews: false, took: None }
     }
 }
 
@@ -395,7 +397,10 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
 
     /// `shares` says whether those who have joined get the value.
     fn publish_to(self, shares: impl FnOnce(Published) -> bool, fetched: Fetched<V>, spare: &V) -> Published {
-        let Fetched { value, ttl, weight, store, renews } = fetched;
+        let Fetched { value, ttl, weight, store, renews, took } = fetched;
+        if let Some(took) = took {
+            self.core.note_cost(&self.flight.target, saturating_nanos(took));
+        }
         let now = self.core.time.now();
         let times = self.core.times(ttl, now);
         let new = Weighed { cell: Cell { value, times }, weight };

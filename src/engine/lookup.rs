@@ -154,6 +154,10 @@ where
                         (Stage::Stale, State::Ready(held)) if demand.may_lead => {
                             self.refresh_lease(slot, held, demand.stale, stay)
                         }
+                        // Who loads already is looked at before any die.
+                        (Stage::Fresh, State::Ready(_)) if demand.may_lead && !cell.times.never_end() => {
+                            self.early_lease(slot, held, demand.stale, stay)
+                        }
                         // A refresh that hangs holds its key no longer than its lease. One that is queued may stay so.
                         (Stage::Stale, State::Loading(flight)) if demand.may_lead => {
                             let now = self.time.now();
@@ -232,7 +236,7 @@ where
     {
         let now = self.time.now();
         let (slot, flight) =
-            Unborn::with_flight(hash, key.to_owned(), self.idles().then_some(now), |target, prev| {
+            Unborn::with_flight(hash, key.to_owned(), self.tails().then_some(now), |target, prev| {
                 Flight::new(target, prev, self.begins(start, LoadCause::Miss, now, true))
             });
         let lease = Lease::new(self, flight);
@@ -308,6 +312,28 @@ where
             return None;
         }
         self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, stay)
+    }
+
+    /// The lease to refresh a fresh value, if this read is to, and gets it.
+    fn early_lease(
+        self: &Arc<Self>,
+        slot: &Slot<K, V>,
+        held: Held<'_, V>,
+        start: Start,
+        stay: &Stay<'_, K, V, S>,
+    ) -> Option<Lease<K, V, S>> {
+        let now = self.time.now();
+        let fires = held.cell().is_some_and(|cell| self.fires(slot, &cell.times, now));
+        if !fires
+            || held.record().is_some_and(|record| now < record.pause.refresh)
+            || !self.may_refresh()
+            || !self.admits_load(Asks::Background { urgent: false })
+        {
+            return None;
+        }
+        let lease = self.claim(slot, State::Ready(held), start, LoadCause::Early, now, stay)?;
+        self.counters.add(Count::EarlyRefreshes);
+        Some(lease)
     }
 
     /// The one CAS by which a load of an existing slot begins, with a permit.

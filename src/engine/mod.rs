@@ -7,6 +7,7 @@
 //! Every function here takes the caller's pin: as a `&Guard`, or where something may be taken out, with the [`Stay`].
 
 mod audit;
+mod early;
 mod evict;
 mod lease;
 mod limits;
@@ -27,7 +28,7 @@ pub(crate) use lookup::{Accept, Demand, Lookup, Start};
 pub(crate) use place::Place;
 
 use crate::clock::{Moment, Time};
-use crate::config::Settings;
+use crate::config::{EarlyRefresh, Settings};
 use crate::executor::{Executor, Job, Keeper, Rejected, Upkeep};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
@@ -39,6 +40,7 @@ use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::primitive::{Padded, caught};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
+use early::Early;
 use evict::Charge;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -70,6 +72,7 @@ pub(crate) struct Core<K, V, S> {
     hasher: S,
     shards: Box<[Shard<K, V>]>,
     policy: Policy,
+    early: Early,
     /// Loads under way that are to replace something, and keep it from being evicted. A change counts a moment after its
     /// CAS, so this may wrap below zero.
     refreshing: Padded<AtomicUsize>,
@@ -141,6 +144,7 @@ impl<K, V, S> Core<K, V, S> {
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
             policy: Policy::new(settings.max_capacity, settings.shards),
+            early: Early::new(settings.early_refresh),
             refreshing: Padded::default(),
             loading: Padded::default(),
             waiting: Padded::default(),
@@ -161,6 +165,11 @@ impl<K, V, S> Core<K, V, S> {
     /// Whether it is noted when a value was last used.
     fn idles(&self) -> bool {
         self.settings.time_to_idle.is_some()
+    }
+
+    /// Whether anything is noted about the use of keys.
+    fn tails(&self) -> bool {
+        self.idles() || self.settings.early_refresh != EarlyRefresh::Off
     }
 
     /// How a value stands at `now`.
@@ -489,7 +498,7 @@ where
     #[inline(always)]
     fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, guard: &'g Guard) -> Option<&'g Cell<V>> {
         let cell = slot.ready_cell(guard)?;
-        let fresh = cell.times.are_fresh(|| self.time.now());
+        let fresh = cell.times.are_fresh(|| self.with_window(self.time.now()));
         (fresh && !self.idles()).then_some(cell)
     }
 

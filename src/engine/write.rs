@@ -129,7 +129,7 @@ where
                 let mark = admission.map(|admission| self.policy.mark(admission, new.weight));
                 let charge = Charge::new(&stay.purse, new.weight);
                 let word = mark.map_or_else(MarkWord::new, MarkWord::entered);
-                match Unborn::with_value(hash, key, new, self.idles(), word).link(&shard.table, stay) {
+                match Unborn::with_value(hash, key, new, self.tails(), word).link(&shard.table, stay) {
                     Ok(slot) => {
                         charge.keep();
                         // Relaxed: a figure; see `values`.

@@ -18,6 +18,8 @@ pub enum LoadCause {
     Miss,
     /// The value is stale: it is served while this load replaces it.
     Stale,
+    /// The value is fresh, and is refreshed before it goes stale.
+    Early,
     /// Somebody asked for it, by `refresh` or `compute`.
     Asked,
 }

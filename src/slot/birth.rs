@@ -83,9 +83,9 @@ impl<K, V> Drop for NewCell<K, V> {
 pub(crate) struct Unborn<K, V>(pub(super) Option<SlotRef<K, V>>);
 
 impl<K, V> Unborn<K, V> {
-    /// A slot that is born with a value. `idles`: it is to have an idle stamp. `mark`: as the policy wants it.
-    pub(crate) fn with_value(hash: u64, key: K, weighed: Weighed<V>, idles: bool, mark: MarkWord) -> Self {
-        let slot = Slot::allocate(hash, key, idles.then(|| weighed.cell.times.born()), mark);
+    /// A slot that is born with a value. `tailed`: its use is to be noted. `mark`: as the policy wants it.
+    pub(crate) fn with_value(hash: u64, key: K, weighed: Weighed<V>, tailed: bool, mark: MarkWord) -> Self {
+        let slot = Slot::allocate(hash, key, tailed.then(|| weighed.cell.times.born()), mark);
         let cell = if weighed.weight == USUAL_WEIGHT {
             // SAFETY: INV-slot-4: nobody else knows the slot yet.
             unsafe { slot.fill_room(weighed.cell) }.as_ptr().cast()
@@ -97,14 +97,14 @@ impl<K, V> Unborn<K, V> {
         Self(Some(slot))
     }
 
-    /// A slot that is born with a load of its value; `idle_from` is its first idle stamp, if it is to have one.
+    /// A slot that is born with a load of its value; `used` is the first stamp of its use, if that is to be noted.
     pub(crate) fn with_flight(
         hash: u64,
         key: K,
-        idle_from: Option<Moment>,
+        used: Option<Moment>,
         flight: impl FnOnce(SlotRef<K, V>, HeldWord<V>) -> Flight<K, V>,
     ) -> (Self, Arc<Flight<K, V>>) {
-        let slot = Slot::allocate(hash, key, idle_from, MarkWord::new());
+        let slot = Slot::allocate(hash, key, used, MarkWord::new());
         let flight = Arc::new(flight(slot.clone(), Held::nothing().word()));
         // Relaxed: linking the slot publishes it.
         slot.word.store(loading_word(flight.clone()), Ordering::Relaxed);
