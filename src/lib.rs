@@ -105,7 +105,20 @@
 //!   [`Cycle`](LoadErrorKind::Cycle). What a loader waits for outside quell cannot be seen; the lease ends that.
 //! - A refresh in the background that fails, or whose job is refused, dropped or panics, costs that one refresh. After a
 //!   failure the next refresh of the key begins 100 ms later at the earliest; a caller who has nothing to serve may
-//!   always try.
+//!   always try. With an [`error_backoff`](CacheBuilder::error_backoff) no load of the key begins before its pause is
+//!   over, which grows with each failure, and any success ends.
+//! - An absence can be remembered: [`negative_ttl`](CacheBuilder::negative_ttl).
+//! - The source can be spared: [`max_concurrent_loads`](CacheBuilder::max_concurrent_loads) and
+//!   [`max_waiters`](CacheBuilder::max_waiters) bound what runs and what waits, over all keys; whoever is one too many takes
+//!   the ladder at once, and gets [`Overloaded`](LoadErrorKind::Overloaded) at its end.
+//!
+//! What applies to which call:
+//!
+//! | | `get_with`, `optionally_get_with`, `compute` | `try_get_with`, `load_many`, `get_or_load`, `ask` | refreshes |
+//! |---|---|---|---|
+//! | `wait_timeout`, `max_waiters`, ladder | no | yes | |
+//! | `error_backoff`, `max_concurrent_loads` | no | yes | yes |
+//! | a remembered absence | `optionally_get_with`: `None` | `get_or_load`, `ask`: `Absent` | |
 //!
 //! # Freshness
 //! | stage | from | to | what happens |
@@ -120,6 +133,10 @@
 //! random; [`expire_after`](CacheBuilder::expire_after), [`Loaded`], [`Cache::insert_with_ttl`] and [`Ask`] set them per
 //! entry. Serving stale values while one refresh runs is `stale-while-revalidate`, and grace is `stale-if-error`, both of
 //! RFC 5861.
+//!
+//! A popular value need not go stale at all: calls that may load refresh it at random before its soft deadline, the more
+//! probably the nearer that is and the longer its loads take, one at a time: XFetch, see
+//! [`early_refresh`](CacheBuilder::early_refresh). It is on by default with an attached loader and without a `soft_ttl`.
 //!
 //! # Eviction
 //! A [`max_capacity`](CacheBuilder::max_capacity) bounds the number of entries, or with a [`weigher`](CacheBuilder::weigher)
