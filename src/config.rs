@@ -95,6 +95,13 @@ pub(crate) struct Settings<K, V> {
     pub(crate) spawner: Option<Arc<dyn Spawner>>,
 }
 
+impl<K, V> Settings<K, V> {
+    /// Whether a loader is attached.
+    pub(crate) fn has_loader(&self) -> bool {
+        self.loader.is_some() || self.async_loader.is_some()
+    }
+}
+
 /// Builds a [`Cache`](crate::Cache); made by [`Cache::builder`](crate::Cache::builder).
 ///
 /// Every setting has a default. Durations may be anything from zero to [`Duration::MAX`], which stands for "for

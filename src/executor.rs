@@ -90,6 +90,27 @@ const PLACES: usize = 256;
 /// How long the upkeep rests after it has panicked.
 const REST_AFTER_PANIC: Duration = Duration::from_secs(1);
 
+/// Runs `work` on so many threads at once, the caller's among them, and waits for all of them. Fewer if no more can be had.
+pub(crate) fn crew(threads: usize, work: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            let builder = thread::Builder::new().name("quell-warm".into());
+            if builder.spawn_scoped(scope, &work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+}
+
+/// A thread of its own, with this name. `false` if none can be had.
+pub(crate) fn on_a_thread(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    // A thread's name holds no NUL.
+    let builder = thread::Builder::new().name(name.replace('\0', ""));
+    #[allow(clippy::disallowed_methods, reason = "this is the room the ban points to")]
+    builder.spawn(work).is_ok()
+}
+
 /// One slice of what is to be seen to now and then. Returns how long to rest until the next, `None` if there is no next.
 pub(crate) type Upkeep = Box<dyn FnMut() -> Option<Duration> + Send>;
 

@@ -215,6 +215,11 @@ pub(crate) struct Lifetime {
 }
 
 impl Lifetime {
+    /// The same with this jitter at least.
+    pub(crate) fn spread(self, jitter: f64) -> Self {
+        Self { jitter: self.jitter.max(jitter), ..self }
+    }
+
     /// The times of a value born now. `own` goes before the cache's settings; `chance` is from `[0, 1)`.
     pub(crate) fn times(&self, own: Ttl, now: Moment, chance: impl FnOnce() -> f64) -> Times {
         let hard = own.hard.or(self.ttl.hard);

@@ -280,7 +280,10 @@ pub use freshness::{Backoff, Ttl};
 pub use hash::{DefaultHashBuilder, DefaultHasher};
 pub use loader::{AsyncLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader};
 pub use observe::{Evictions, InFlight, RemovalCause, Stats};
-pub use sync::{Answer, Ask, Cache, Iter, Op, Outcome, Pinned, Provenance};
+pub use sync::{
+    Answer, Ask, Cache, Iter, KeepWarm, Op, Outcome, Pinned, Provenance, WarmOptions, WarmOutcome,
+    WarmProgress, WarmReport,
+};
 
 /// The README's programs run as tests.
 #[cfg(doctest)]

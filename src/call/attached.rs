@@ -1,6 +1,7 @@
 //! The attached loaders: which of them a call uses, and where it runs.
 
-use super::bring::{Said, conclude, fetched, run, said};
+use super::How;
+use super::bring::{Said, conclude, fetched, received, run, said};
 use super::drive::{can_spawn, own_task, spawn, start};
 use crate::engine::{By, Core, Lease, QueuedLease, Start, source_fence};
 use crate::error::LoadError;
@@ -91,22 +92,29 @@ where
         taken.is_ok()
     }
 
-    /// Loads on this thread. Abandoned if the load's future has not ended within the lease.
-    pub(crate) fn load_here<S>(self, lease: Lease<K, V, S>, ttl: Ttl, key: impl FnOnce() -> K) -> Own<V>
+    /// Loads on this thread. A future that has not ended within the lease is given up.
+    pub(crate) fn load_here<S>(
+        self,
+        lease: Lease<K, V, S>,
+        ttl: Ttl,
+        key: impl FnOnce() -> K,
+    ) -> Result<(V, How), LoadError>
     where
         S: Send + Sync + 'static,
     {
-        match self {
+        let loader = match self {
             Self::Sync(loader) => {
                 let cx = context(&lease);
-                fetched(lease, ttl, |lease| call(&*loader, lease.key(), cx))
+                return received(fetched(lease, ttl, |lease| call(&*loader, lease.key(), cx)));
             }
-            Self::Async(loader) => {
-                let future = loader.start(key(), context(&lease));
-                let spawned = lease.core().settings.spawner.is_some();
-                let by = if spawned { By::Spawned(Waits::AsThread) } else { By::Thread };
-                start(lease, future, ttl, by).park()
-            }
+            Self::Async(loader) => loader,
+        };
+        let core = lease.core().clone();
+        let (begun, future) = (core.time.precise(), loader.start(key(), context(&lease)));
+        let by = if core.settings.spawner.is_some() { By::Spawned(Waits::AsThread) } else { By::Thread };
+        match start(lease, future, ttl, by).park() {
+            Own::Abandoned => Err(LoadError::timed_out(core.time.precise().since(begun))),
+            own => received(own),
         }
     }
 

@@ -57,6 +57,8 @@ impl Shares {
 pub(crate) struct Terms {
     pub(crate) demand: Demand,
     pub(crate) shares: Shares,
+    /// Whether it takes a stale value, one in grace or the fallback's, rather than an error.
+    pub(crate) takes_ladder: bool,
     /// How long it waits for others; `None`: no limit but the lease.
     pub(crate) patience: Option<Duration>,
 }
@@ -73,7 +75,7 @@ impl Terms {
             stale: Start::Now,
             waits: Waits::AsThread,
         };
-        Self { demand, shares, patience: None }
+        Self { demand, shares, takes_ladder: true, patience: None }
     }
 
     /// Of a call that may fail, and takes the ladder before it does.
@@ -278,7 +280,7 @@ where
     /// What a call gets whose load failed or whose wait ended: a stale value, one in grace, the fallback's, or `error`.
     pub(crate) fn ladder(&self, error: LoadError) -> Result<(V, How), LoadError> {
         // An absence is an answer, not a failure.
-        if !self.terms.may_fail() || error.kind() == LoadErrorKind::Absent {
+        if !self.terms.may_fail() || !self.terms.takes_ladder || error.kind() == LoadErrorKind::Absent {
             return Err(error);
         }
         {

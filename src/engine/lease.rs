@@ -402,7 +402,7 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
             self.core.note_cost(&self.flight.target, saturating_nanos(took));
         }
         let now = self.core.time.now();
-        let times = self.core.times(ttl, now);
+        let times = self.core.times(ttl, now, self.flight.spread());
         let new = Weighed { cell: Cell { value, times }, weight };
         // Not used until the flight has ended: its destructor is user code.
         let mut unsold = None;

@@ -36,6 +36,7 @@ use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
 use crate::observe::{Count, Counters, InFlight, RemovalCause, Stats};
 use crate::policy::Policy;
 use crate::primitive::epoch::{Guard, drop_panics, flush, pin, unreclaimed};
+use crate::primitive::park::Bell;
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::primitive::{Padded, caught};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
@@ -85,6 +86,8 @@ pub(crate) struct Core<K, V, S> {
     mortal: AtomicBool,
     /// Whether the keeper sweeps.
     sweeps: bool,
+    /// Rung when a clock has been moved by hand, and when the last handle goes.
+    pub(crate) moved: Bell,
     /// When the keeper is to look at the flights' alarms.
     next_alarm: AtomicU64,
     /// Seeds for `chance`.
@@ -151,6 +154,7 @@ impl<K, V, S> Core<K, V, S> {
             flights: Registry::new(),
             mortal: AtomicBool::new(false),
             sweeps,
+            moved: Bell::new(),
             next_alarm: AtomicU64::new(Moment::NEVER.nanos()),
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
@@ -198,9 +202,10 @@ impl<K, V, S> Core<K, V, S> {
         stage
     }
 
-    /// The times of a value that is stored now.
-    pub(crate) fn times(&self, own: Ttl, now: Moment) -> Times {
-        let times = self.settings.lifetime.times(own, now, || self.chance());
+    /// The times of a value that is stored now, spread by this much at least.
+    pub(crate) fn times(&self, own: Ttl, now: Moment, spread: f64) -> Times {
+        let lifetime = self.settings.lifetime.spread(spread);
+        let times = lifetime.times(own, now, || self.chance());
         let ends = times.hard() != Moment::NEVER || self.idles();
         // Relaxed: whoever misses it sweeps at its next write.
         if ends && !self.mortal.load(Ordering::Relaxed) {
@@ -383,6 +388,7 @@ impl<K, V, S> Core<K, V, S> {
     /// Wakes all who wait for a flight, so that they look at the clock again.
     pub(crate) fn wake_waiters(&self, guard: Guard) {
         self.ring(guard, |_| true);
+        self.moved.ring();
     }
 
     /// Rings for those who wait for these flights. Not under the pin.
@@ -527,6 +533,16 @@ where
             Stage::Grace => Err(Nothing::There),
             Stage::Dead => Err(Nothing::ButSpent),
         }
+    }
+
+    /// Whether a key has a value that is fresh until then.
+    pub(crate) fn is_fresh_until<Q>(&self, key: &Q, until: Moment, guard: &Guard) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let found = self.seek(self.hash(key), key, guard);
+        found.and_then(|(_, state)| state.held().cell()).is_some_and(|cell| until < cell.times.soft())
     }
 
     /// Whether a hit of a key would note something in its slot.

@@ -38,7 +38,7 @@ impl<K: 'static, V: 'static, S> Core<K, V, S> {
     /// A value that is written now, with its weight and times.
     pub(crate) fn weighed(&self, key: &K, value: V, own: Ttl) -> Weighed<V> {
         let weight = self.weigh(key, &value);
-        let times = self.times(self.own_ttl(key, &value, own, None), self.time.now());
+        let times = self.times(self.own_ttl(key, &value, own, None), self.time.now(), 0.0);
         Weighed { cell: Cell { value, times }, weight }
     }
 

@@ -34,7 +34,7 @@ use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::primitive::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::primitive::park::Bell;
-use crate::primitive::plain::AtomicBool;
+use crate::primitive::plain::{AtomicBool, AtomicU32 as PlainU32};
 use crate::primitive::step::step;
 use crate::primitive::waker::Rouse;
 use crate::primitive::{Arc, Witness};
@@ -99,6 +99,8 @@ pub(crate) struct Flight<V, T, P> {
     pub(crate) claim: Claim,
     /// Whether the CAS has been done that makes this a load under way.
     under_way: AtomicBool,
+    /// How widely the deadlines of what it brings are to be spread, beyond the cache's jitter: an `f32`.
+    spread: PlainU32,
     /// Set by the first of two: who takes a load over that runs, and that load's end.
     outlived: AtomicBool,
     interest: Interest,
@@ -125,6 +127,7 @@ impl<V, T, P> Flight<V, T, P> {
             prev,
             claim,
             under_way: AtomicBool::new(false),
+            spread: PlainU32::new(0),
             outlived: AtomicBool::new(false),
             interest: Interest::new(),
             lease: claim.lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
@@ -140,6 +143,17 @@ impl<V, T, P> Flight<V, T, P> {
     /// Who this is; unique among flights that exist at the same time.
     pub(crate) fn id(&self) -> cycle::FlightId {
         cycle::FlightId::of(self)
+    }
+
+    /// Spreads the deadlines of what it brings: by a factor from `(1 - spread, 1]`.
+    pub(crate) fn set_spread(&self, spread: f64) {
+        // Relaxed: by the leader, before the load.
+        self.spread.store((spread as f32).to_bits(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn spread(&self) -> f64 {
+        // Relaxed: whoever ends the load comes after its leader.
+        f64::from(f32::from_bits(self.spread.load(Ordering::Relaxed)))
     }
 
     /// The claim has been won.

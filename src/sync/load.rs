@@ -6,7 +6,7 @@ use crate::call::{
 };
 use crate::engine::{Demand, Glance, Lease, Lookup};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
-use crate::flight::{Fetch, Own, Waits};
+use crate::flight::{Fetch, Waits};
 use crate::freshness::Ttl;
 use crate::observe::Count;
 use crate::primitive::epoch::{pin, pin_numbered};
@@ -110,11 +110,7 @@ where
                 Ok((value, how))
             }
             (Ok(Turn::Lead(lease)), Some(loader)) => {
-                let begun = self.core.time.precise();
-                let got = match loader.load_here(lease, ttl, || key.to_owned()) {
-                    Own::Abandoned => Err(LoadError::timed_out(self.core.time.precise().since(begun))),
-                    own => received(own),
-                };
+                let got = loader.load_here(lease, ttl, || key.to_owned());
                 got.or_else(|error| call.ladder(error))
             }
             (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
@@ -305,7 +301,15 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let Some(loader) = Attached::of(&self.core, Waits::AsThread) else { return false };
+        Attached::of(&self.core, Waits::AsThread).is_some_and(|loader| self.refresh_by(loader, key, 0.0))
+    }
+
+    /// As `refresh`, by this loader; the deadlines of what it brings are spread by this much at least.
+    pub(super) fn refresh_by<Q>(&self, loader: Attached<K, V>, key: &Q, spread: f64) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
         let terms = self.patient(Shares::All);
         let demand = Demand { accept: None, miss: loader.background(&self.core), ..terms.demand };
         // Left without the pin: with its last place a load's future goes, which is user code.
@@ -324,6 +328,7 @@ where
             | Lookup::NotCached => return false,
         };
         drop(stay);
+        lease.flight().set_spread(spread);
         loader.refresh(lease, key.to_owned())
     }
 }

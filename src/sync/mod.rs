@@ -2,17 +2,21 @@
 
 mod ask;
 mod compute;
+mod keep_warm;
 mod load;
 #[cfg(all(test, loom))]
 mod models;
 mod pinned;
 #[cfg(all(test, not(loom)))]
 mod stall;
+mod warm;
 
 pub use ask::{Answer, Ask, Provenance};
 pub(crate) use compute::decide_by;
 pub use compute::{Op, Outcome};
+pub use keep_warm::KeepWarm;
 pub use pinned::Pinned;
+pub use warm::{WarmOptions, WarmOutcome, WarmProgress, WarmReport};
 
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
@@ -56,6 +60,7 @@ impl<K, V, S> Drop for Life<K, V, S> {
     fn drop(&mut self) {
         if let Some(core) = self.0.upgrade() {
             core.keeper.close();
+            core.moved.ring();
         }
     }
 }

@@ -1,0 +1,225 @@
+//! Warming: keys are loaded before anybody asks for them.
+
+use super::Cache;
+use crate::call::{Attached, Call, How, Shares, Terms, Turn};
+use crate::engine::Accept;
+use crate::error::{LoadError, LoadErrorKind};
+use crate::executor::crew;
+use crate::flight::Waits;
+use crate::freshness::{Stage, Ttl};
+use crate::primitive::basket::Basket;
+use crate::primitive::caught;
+use crate::primitive::plain::{AtomicBool, AtomicUsize, Ordering};
+use std::borrow::Borrow;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+type Progress = Box<dyn Fn(WarmProgress) -> ControlFlow<()> + Send + Sync>;
+
+/// How [`Cache::warm`] goes about it.
+///
+/// # Examples
+/// ```
+/// use quell::{Cache, WarmOptions};
+/// use std::ops::ControlFlow;
+///
+/// let cache = Cache::builder().loader(|k: &u32| Ok::<_, std::io::Error>(k + 1)).build();
+/// let options = WarmOptions::new().concurrency(2).progress(|_| ControlFlow::Continue(()));
+/// assert_eq!(cache.warm(0..100, options).loaded(), 100);
+/// ```
+#[must_use]
+pub struct WarmOptions {
+    concurrency: usize,
+    spread: f64,
+    progress: Option<Progress>,
+}
+
+/// How far a [`Cache::warm`] has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WarmProgress {
+    /// Keys that are done with, however they ended.
+    pub done: usize,
+    /// Keys in all.
+    pub total: usize,
+}
+
+impl WarmOptions {
+    /// Four loads at one time, deadlines spread by a fifth.
+    pub fn new() -> Self {
+        Self { concurrency: 4, spread: 0.2, progress: None }
+    }
+
+    /// How many loads run at one time, on so many threads: the caller's, and others that last as long as the call. At least
+    /// one.
+    pub fn concurrency(mut self, loads: usize) -> Self {
+        self.concurrency = loads;
+        self
+    }
+
+    /// Spreads the deadlines of what is loaded, so that it does not end together: each entry's soft and hard TTL are scaled by
+    /// one random factor from `(1 - spread, 1]`, or as the cache's `jitter` does it if that is larger. What is not between 0 and 1
+    /// is taken for the nearer of the two.
+    pub fn spread(mut self, spread: f64) -> Self {
+        self.spread = if spread.is_nan() { 0.0 } else { spread.clamp(0.0, 1.0) };
+        self
+    }
+
+    /// Is called after each key, on the thread that has dealt with it. With [`ControlFlow::Break`] no further load begins.
+    pub fn progress(
+        mut self,
+        progress: impl Fn(WarmProgress) -> ControlFlow<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+}
+
+impl Default for WarmOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for WarmOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WarmOptions")
+            .field("concurrency", &self.concurrency)
+            .field("spread", &self.spread)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What [`Cache::warm`] has done about one key.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum WarmOutcome {
+    /// It was fresh already.
+    Fresh,
+    /// It has been loaded.
+    Loaded,
+    /// Another call was loading it.
+    Joined,
+    /// The source has no such key.
+    Absent,
+    /// The load failed, or panicked, or the call had to give up.
+    Failed(LoadError),
+    /// The call was ended before.
+    Skipped,
+}
+
+/// What [`Cache::warm`] has done.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WarmReport<K> {
+    /// For each key.
+    pub outcomes: HashMap<K, WarmOutcome>,
+}
+
+impl<K> WarmReport<K> {
+    /// How many keys were loaded by this call.
+    #[must_use]
+    pub fn loaded(&self) -> usize {
+        self.outcomes.values().filter(|outcome| matches!(outcome, WarmOutcome::Loaded)).count()
+    }
+
+    /// The keys whose loads failed, and why.
+    pub fn failed(&self) -> impl Iterator<Item = (&K, &LoadError)> {
+        self.outcomes.iter().filter_map(|(key, outcome)| match outcome {
+            WarmOutcome::Failed(error) => Some((key, error)),
+            _ => None,
+        })
+    }
+
+    /// Whether it was ended before all keys were dealt with.
+    #[must_use]
+    pub fn was_aborted(&self) -> bool {
+        self.outcomes.values().any(|outcome| matches!(outcome, WarmOutcome::Skipped))
+    }
+}
+
+impl<K, V, S> Cache<K, V, S>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// Loads by the attached loader what of these keys is not fresh, several at a time, and returns when all are dealt with.
+    /// Others that want one of them meanwhile join its load, as ever.
+    ///
+    /// Its loads count towards [`max_concurrent_loads`](crate::CacheBuilder::max_concurrent_loads) and heed a back-off. Without
+    /// a loader every key that is not fresh fails as [`NotCached`](LoadErrorKind::NotCached). A loader's panic is caught and
+    /// counted, and the key has [failed](WarmOutcome::Failed).
+    ///
+    /// # Blocking
+    /// Until all loads have ended, up to their leases and the `wait_timeout` for those of others.
+    pub fn warm<B: Borrow<K>>(
+        &self,
+        keys: impl IntoIterator<Item = B>,
+        options: WarmOptions,
+    ) -> WarmReport<K> {
+        let keys: HashSet<K> = keys.into_iter().map(|key| key.borrow().clone()).collect();
+        let keys: Vec<K> = keys.into_iter().collect();
+        let (next, done, ended) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        let outcomes = Basket::new(keys.len());
+        crew(options.concurrency.clamp(1, keys.len().max(1)), || {
+            // Relaxed: a cursor, a figure, and a wish; the crew's end orders the rest.
+            while !ended.load(Ordering::Relaxed)
+                && let nth = next.fetch_add(1, Ordering::Relaxed)
+                && let Some(key) = keys.get(nth)
+            {
+                let outcome = caught(|| self.warm_one(key, options.spread));
+                let outcome = outcome.unwrap_or_else(|| WarmOutcome::Failed(LoadError::panicked()));
+                // There is a place for each.
+                let _ = outcomes.put((nth, outcome));
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                let told = options.progress.as_ref().map(|tell| {
+                    caught(|| tell(WarmProgress { done, total: keys.len() }))
+                        .unwrap_or(ControlFlow::Break(()))
+                });
+                if told == Some(ControlFlow::Break(())) {
+                    ended.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+        let mut all: Vec<WarmOutcome> = keys.iter().map(|_| WarmOutcome::Skipped).collect();
+        while let Some((nth, outcome)) = outcomes.take() {
+            all[nth] = outcome;
+        }
+        WarmReport { outcomes: keys.into_iter().zip(all).collect() }
+    }
+
+    /// Loads one key that is not fresh.
+    fn warm_one(&self, key: &K, spread: f64) -> WarmOutcome {
+        let attached = Attached::of(&self.core, Waits::AsThread);
+        let mut terms = Terms { takes_ladder: false, ..self.patient(Shares::All) };
+        terms.attach(attached.as_ref().map(|loader| loader.background(&self.core)));
+        terms.demand.accept = Some(Accept { max_stale: Some(Duration::ZERO), ..Accept::default() });
+        let mut call = Call::new(&self.core, key, terms);
+        let got = match (self.obtain(&mut call), attached) {
+            (Ok(Turn::Served(value, how, lease)), _) => {
+                // Whoever warms has come to load, not to be chosen by a die.
+                drop(lease);
+                Ok((value, how))
+            }
+            (Ok(Turn::Lead(lease)), Some(loader)) => {
+                lease.flight().set_spread(spread);
+                loader.load_here(lease, Ttl::default(), || key.clone())
+            }
+            (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
+            (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
+            (Err(error), _) => Err(error),
+        };
+        match got {
+            Ok((_, How::Loaded { .. })) => WarmOutcome::Loaded,
+            Ok((_, How::Joined { .. })) => WarmOutcome::Joined,
+            Ok((_, How::Cached { stage: Stage::Fresh, .. })) => WarmOutcome::Fresh,
+            Ok((_, How::Cached { .. } | How::Fallback)) => WarmOutcome::Failed(LoadError::not_cached()),
+            Err(error) if error.kind() == LoadErrorKind::Absent => WarmOutcome::Absent,
+            Err(error) => WarmOutcome::Failed(error),
+        }
+    }
+}
