@@ -91,6 +91,9 @@
 //! Deadlines of waiting tasks are kept by the keeper, which looks at the flights every 4 ms while a task waits for one; with
 //! the feature `tokio` by the runtime's timer, which it must have enabled. A clock that is moved by hand wakes them itself.
 //!
+//! Who waits for whom is told by the thread: a call that is polled while a load is polled is taken to wait on that load's behalf.
+//! So a load that runs tasks of others itself, in an executor of its own, may have one of them told of a cycle which is none.
+//!
 //! A hit allocates nothing. A load allocates the flight, its future in a box, and the entry; a task that waits, a place in
 //! the flight's list. A call that has been leaked by `mem::forget` still wants its value: its load is not dropped before the
 //! cache.
@@ -138,6 +141,10 @@
 //! probably the nearer that is and the longer its loads take, one at a time: XFetch, see
 //! [`early_refresh`](CacheBuilder::early_refresh). It is on by default with an attached loader and without a `soft_ttl`.
 //!
+//! What nobody has asked for yet can be loaded beforehand, several keys at a time and with deadlines that do not end together:
+//! [`warm`](Cache::warm); and be kept from going stale by a thread that refreshes it in even steps:
+//! [`keep_warm`](Cache::keep_warm).
+//!
 //! # Eviction
 //! A [`max_capacity`](CacheBuilder::max_capacity) bounds the number of entries, or with a [`weigher`](CacheBuilder::weigher)
 //! their weight, over all shards together: an entry of half the capacity fits, and so do as many entries of weight one as the
@@ -183,6 +190,8 @@
 //! | `get_with` and its kin, on a hit | as `get` |
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
 //! | `load_many` | runs its closure for the keys that it leads, then waits for those of others |
+//! | `warm` | runs the loader, on a few threads, and waits for loads of others |
+//! | `keep_warm` | starts a thread; what that does is what `refresh` does |
 //! | `compute` | waits for loads of its key, up to their leases |
 //! | the same with `_async` | as above, but that they wait without blocking; a poll may poll the load's future, or run a part of its end |
 //! | `refresh`, and stale hits with an attached loader | lock-free, but for starting a thread of the keeper now and then |
