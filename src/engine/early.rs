@@ -53,6 +53,11 @@ impl Early {
         f64::from_bits(self.setting.load(Ordering::Relaxed))
     }
 
+    /// Whether any read may fire.
+    pub(super) fn is_on(&self) -> bool {
+        self.setting() != 0.0
+    }
+
     /// How long before a soft deadline a hit has to look.
     #[inline(always)]
     fn window(&self) -> u64 {

@@ -155,7 +155,7 @@ where
                             self.refresh_lease(slot, held, demand.stale, stay)
                         }
                         // Who loads already is looked at before any die.
-                        (Stage::Fresh, State::Ready(_)) if demand.may_lead && !cell.times.never_end() => {
+                        (Stage::Fresh, State::Ready(_)) if demand.may_lead && self.early.is_on() => {
                             self.early_lease(slot, held, demand.stale, stay)
                         }
                         // A refresh that hangs holds its key no longer than its lease. One that is queued may stay so.
