@@ -165,8 +165,9 @@ fn progress_needs_somebody_elses_poll_in_a_buffer_of_one_or_a_select() {
                 let other = cache.get_with_async(&key, load()).await;
                 (first.unwrap_or(key), other, loser)
             });
-            assert_eq!((taken.0, taken.1), (key, key));
-            assert_eq!((cache.get(&key), cache.in_flight().len()), (Some(key), 0));
+            assert_eq!((taken.0, taken.1, cache.get(&key)), (key, key, Some(key)));
+            // Who waits may have the value a moment before the one who ended the flight is done with it.
+            eventually(|| cache.in_flight().is_empty());
         }
         assert_eq!(cache.stats().loads, 20);
     });
