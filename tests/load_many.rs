@@ -169,6 +169,7 @@ fn an_error_fails_all_keys_but_leaves_what_was_there() {
             (error.kind(), error.downcast_ref::<Error>().unwrap().to_string()),
             (LoadErrorKind::Failed, "boom".into())
         );
+        eventually(|| cache.in_flight().is_empty());
         assert_eq!((cache.in_flight().len(), cache.len(), cache.get(&1)), (0, 1, Some(1)));
         // The ladder: a stale value, and one in grace.
         clock.advance(secs(1));
@@ -240,6 +241,7 @@ fn an_error_is_shared_with_those_who_have_joined() {
         assert!(many.finish().unwrap_err().downcast_ref::<Error>().is_some());
         assert!(single.finish().unwrap_err().downcast_ref::<Error>().is_some());
         assert!(other.finish().unwrap_err().downcast_ref::<Error>().is_some());
+        eventually(|| cache.in_flight().is_empty());
         assert_eq!((cache.in_flight().len(), cache.len()), (0, 0));
     });
 }
@@ -269,6 +271,7 @@ fn a_panic_resumes_and_those_who_have_joined_look_again() {
                 ("boom".to_owned(), [10, 20])
             );
         });
+        eventually(|| cache.in_flight().is_empty());
         assert_eq!((cache.in_flight().len(), cache.stats().loader_panics), (0, 1));
     });
     over_tasks(|builder: Builder<u32, u32>| {
@@ -285,6 +288,7 @@ fn a_panic_resumes_and_those_who_have_joined_look_again() {
         let got = others.finish();
         assert!(got[0] == got[2] && got[1] == got[3], "{got:?}");
         assert_eq!(many.finish().map(drop), Err("boom".to_owned()));
+        eventually(|| cache.in_flight().is_empty());
         assert_eq!((cache.in_flight().len(), cache.stats().loader_panics, cache.stats().loads), (0, 1, 4));
     });
 }
@@ -407,6 +411,7 @@ fn overlapping_calls_of_threads_and_tasks_load_each_key_once() {
                 }
             });
             assert!(loads.iter().all(|n| n.get() <= round + 1), "a key was loaded twice");
+            eventually(|| cache.in_flight().is_empty());
             assert!(cache.in_flight().is_empty());
             cache.invalidate_all();
         }
@@ -519,6 +524,7 @@ fn cycles_through_many_keys_are_told() {
             cache.load_many([1, 2], put)
         });
         assert!(text.contains("waits for itself"), "{text}");
+        eventually(|| cache.in_flight().is_empty());
         assert_eq!((cache.in_flight().len(), cache.len()), (0, 0));
         // Other keys are no cycle.
         let through = cache.load_many([1, 2], |keys| {
@@ -698,6 +704,7 @@ fn many_keys_in_a_small_cache() {
         let got = call(&cache, &keys, &tenfold(&Arc::default())).unwrap();
         assert!(got.len() == 50 && got.iter().all(|(key, value)| *value == 10 * key));
         cache.run_pending_tasks();
+        eventually(|| cache.in_flight().is_empty());
         assert!(cache.len() <= 3 && cache.in_flight().is_empty());
     });
 }
