@@ -1559,8 +1559,8 @@ fn cancelled_half_way() {
             cache.invalidate_all();
             (0..8).for_each(|key| cache.insert(key, round));
             cache.set_capacity(1);
-            // What a task of its own has in its hands just then is counted until it lets go.
-            eventually(|| (cache.len(), cache.weighted_size()) == (1, 1));
+            // What a task of its own has in its hands just then is counted until it lets go, and it may drop one too many.
+            eventually(|| cache.len() <= 1 && cache.weighted_size() == cache.len() as u64);
             cache.set_capacity(8);
         }
     });

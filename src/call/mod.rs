@@ -118,8 +118,8 @@ impl Terms {
 pub(crate) enum How {
     /// It was in the cache.
     Cached { stage: Stage, born: Moment },
-    /// Another caller loaded it.
-    Joined { waited: Duration },
+    /// Another caller loaded it; since when the call has waited.
+    Joined { since: Moment },
     /// The caller loaded it.
     Loaded { took: Duration },
     /// The cache's fallback gave it.
@@ -256,15 +256,19 @@ where
         }
     }
 
+    /// Since when it waits.
+    fn since(&self) -> Moment {
+        self.waiting.map_or(Moment::NEVER, |(since, _)| since)
+    }
+
     /// What a wait has come to for this call. `None`: it looks again.
     pub(crate) fn after(&self, waited: Waited<V>) -> Option<Result<Turn<K, V, S>, LoadError>> {
         let core = self.core;
-        let so_far = || self.waiting.map_or(Duration::ZERO, |(since, _)| core.time.precise().since(since));
         match waited {
             // Who wants to lead has waited for the way to be free.
             Waited::Ended(_) if self.terms.demand.accept.is_none() => None,
             Waited::Ended(Outcome::Value(value)) => {
-                Some(Ok(Turn::Served(value, How::Joined { waited: so_far() }, None)))
+                Some(Ok(Turn::Served(value, How::Joined { since: self.since() }, None)))
             }
             Waited::Ended(Outcome::Failure(error)) if self.terms.shares.shares(error.kind()) => {
                 Some(self.ladder(error).map(Turn::served))
@@ -272,7 +276,8 @@ where
             Waited::Ended(Outcome::Failure(_) | Outcome::LookAgain) | Waited::LeaseOver => None,
             Waited::TimedOut => {
                 core.counters.add(Count::WaitTimeouts);
-                Some(self.ladder(LoadError::timed_out(so_far())).map(Turn::served))
+                let waited = core.time.precise().since(self.since());
+                Some(self.ladder(LoadError::timed_out(waited)).map(Turn::served))
             }
         }
     }

@@ -92,19 +92,18 @@ impl Interest {
     /// Counts one out.
     pub(super) fn leave(&self, who: Who) -> Left {
         let mut seen = self.0.load(Ordering::Relaxed);
-        loop {
+        // Once it is closed, the load has ended, and nobody counts any more: a crowd need not come by here one after the other.
+        while seen & CLOSED == 0 {
             let left = seen - who.word();
             let wanted = if left == 0 { CLOSED } else { left };
             match self.0.compare_exchange_weak(seen, wanted, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) if left == 0 => return Left::Nobody,
-                // Once it is closed, the load has ended.
-                Ok(_) if seen & CLOSED == 0 && seen & TASKS != 0 && left & TASKS == 0 => {
-                    return Left::Threads;
-                }
+                Ok(_) if seen & TASKS != 0 && left & TASKS == 0 => return Left::Threads,
                 Ok(_) => return Left::Others,
                 Err(now) => seen = now,
             }
         }
+        Left::Others
     }
 
     /// Closes it, and tells how many followers there are.

@@ -3,7 +3,7 @@
 use super::Cache;
 use super::load::lead;
 use crate::call::{Call, How, Shares, Terms, Turn};
-use crate::clock::Moment;
+use crate::clock::Time;
 use crate::engine::Accept;
 use crate::error::{BoxError, LoadError};
 use crate::freshness::{Stage, Ttl};
@@ -57,17 +57,17 @@ pub enum Provenance {
 }
 
 impl Provenance {
-    fn new(how: How, now: impl FnOnce() -> Moment) -> Self {
+    fn new(how: How, time: &Time) -> Self {
         match how {
             How::Cached { stage, born } => {
-                let age = now().since(born);
+                let age = time.now().since(born);
                 match stage {
                     Stage::Fresh => Self::Fresh { age },
                     Stage::Stale => Self::Stale { age },
                     Stage::Grace | Stage::Dead => Self::Grace { age },
                 }
             }
-            How::Joined { waited } => Self::Joined { waited },
+            How::Joined { since } => Self::Joined { waited: time.precise().since(since) },
             How::Loaded { took } => Self::Loaded { took },
             How::Fallback => Self::Fallback,
         }
@@ -160,7 +160,7 @@ where
     }
 
     pub(crate) fn answer(&self, (value, how): (V, How)) -> Answer<V> {
-        Answer { value, provenance: Provenance::new(how, || self.cache.core.time.now()) }
+        Answer { value, provenance: Provenance::new(how, &self.cache.core.time) }
     }
 
     /// What is cached. Never loads, never waits.
