@@ -191,7 +191,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// How long a value is fresh. After that it is stale: served at once, while one caller or one background job
-    /// refreshes it. At most `time_to_live`. Default: as long as it is served.
+    /// refreshes it (as `stale-while-revalidate`, RFC 5861 section 3). At most `time_to_live`. Default: as long as it is
+    /// served.
     pub fn soft_ttl(mut self, soft_ttl: Duration) -> Self {
         self.soft_ttl = Some(soft_ttl);
         self
@@ -212,7 +213,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
-    /// Gives each entry times of its own, from its key, its value and what its load took.
+    /// Gives each entry times of its own, from its key, its value and what its load took. Default: all have the cache's.
     pub fn expire_after(mut self, expiry: impl Expiry<K, V>) -> Self {
         self.expiry = Some(Arc::new(expiry));
         self
@@ -227,8 +228,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
 
     /// How long after a failed load of a key the next one may start. Until then a value that is still served or in grace is
     /// served, and other calls that can fail get a [`BackingOff`](crate::LoadErrorKind::BackingOff) error at once; any success
-    /// (a load or a write) ends it. Calls that can't fail load all the same. Default: none, but a refresh in the background
-    /// waits for 100 ms.
+    /// (a load or a write) ends it. Calls that can't fail load all the same. How long, and after which source: [`Backoff`].
+    /// Default: none, but a refresh in the background waits for 100 ms.
     pub fn error_backoff(mut self, backoff: Backoff) -> Self {
         self.error_backoff = Some(backoff);
         self
@@ -255,7 +256,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
-    /// How long a leader may take before somebody else may lead: a load that hangs holds its key no longer than this.
+    /// How long a leader may take before somebody else may lead: a load that hangs holds its key no longer than this (as the
+    /// leases of Nishtala and others, *Scaling Memcache at Facebook*, NSDI 2013).
     /// More than zero; with [`Duration::MAX`] a load that never ends is waited for for ever. Default: 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
@@ -288,7 +290,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
-    /// The last resort of a fallible call whose load failed or whose wait ended. What it returns is not stored.
+    /// The last resort of a fallible call whose load failed or whose wait ended. What it returns is not stored. Default: none.
     pub fn fallback(mut self, fallback: impl Fn(&K) -> Option<V> + Send + Sync + 'static) -> Self {
         self.fallback = Some(Arc::new(fallback));
         self
@@ -315,7 +317,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// Is told of each value that has left the cache, once, and why: on the thread that took it out, when that holds
     /// nothing any more. It may use the cache; of what leaves by that it is told when it has returned, so one that puts back
     /// whatever was dropped for want of room never comes to an end. If it panics, that is counted. It is not told of the
-    /// values that go with the whole cache.
+    /// values that go with the whole cache. Default: nobody is told.
     pub fn eviction_listener(
         mut self,
         listener: impl Fn(&K, &V, RemovalCause) + Send + Sync + 'static,
@@ -324,7 +326,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
-    /// Room for this many entries before the table first grows. Default: little.
+    /// Room for this many entries before the table first grows. At most 2^32. Default: 0, for which the table has a few buckets.
     pub fn initial_capacity(mut self, entries: usize) -> Self {
         self.initial_capacity = entries;
         self
@@ -412,7 +414,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// Attaches a loader, for [`get_or_load`](crate::Cache::get_or_load) and refreshes in the background. Closures
-    /// `|key: &K| ..` that return a `Result` are loaders.
+    /// `|key: &K| ..` that return a `Result` are loaders. Default: none, so that each call brings its own load.
     pub fn loader(mut self, loader: impl Loader<K, V>) -> Self {
         self.loader = Some(Arc::new(loader));
         self
@@ -431,7 +433,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// Attaches an async loader, for [`get_or_load_async`](crate::Cache::get_or_load_async) and refreshes in the background:
     /// an [`AsyncLoader`], or a closure `|key: &K| ..` or `|key: K| ..` that returns a future of a `Result`.
     ///
-    /// With a [`loader`](Self::loader) too, calls of threads use that one, and those of tasks this one.
+    /// With a [`loader`](Self::loader) too, calls of threads use that one, and those of tasks this one. Default: none.
     ///
     /// A load that a thread asks for, and a refresh in the background without a [`spawner`](Self::spawner) (or the feature
     /// `tokio`, under a runtime), is polled by a thread that is in no runtime: a future that needs one needs a spawner.

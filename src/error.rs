@@ -16,7 +16,8 @@ pub enum LoadErrorKind {
     Failed,
     /// The loader panicked, and there was nobody left to load.
     Panicked,
-    /// The caller's own wait for somebody else's load came to its end.
+    /// The caller's own wait for somebody else's load came to its end; or the lease of an async load that was begun and polled by
+    /// a thread.
     TimedOut,
     /// A limit of the cache was reached, so that the call neither loaded nor waited.
     Overloaded,
@@ -57,11 +58,7 @@ impl LoadError {
     }
 
     pub(crate) fn timed_out(waited: Duration) -> Self {
-        Self::build(
-            LoadErrorKind::TimedOut,
-            Some(format!("waited {waited:?} for another caller's load")),
-            None,
-        )
+        Self::build(LoadErrorKind::TimedOut, Some(format!("waited {waited:?} for it")), None)
     }
 
     pub(crate) fn cycle(path: String) -> Self {

@@ -171,32 +171,33 @@ impl<V> Loaded<V> {
         Self::found(Found::Value(value))
     }
 
-    /// The previous value is still right: it stays, and its times begin anew.
+    /// The previous value is still right, in whatever stage it is: it stays, and its times begin anew.
     ///
     /// Without a [`previous`](LoadContext::previous) value this is a failed load.
     pub fn not_modified() -> Self {
         Self::found(Found::NotModified)
     }
 
-    /// The source has no such key.
+    /// The source has no such key: a value that was there goes, and that there is none is remembered for the cache's
+    /// [`negative_ttl`](crate::CacheBuilder::negative_ttl).
     pub fn absent() -> Self {
         Self::found(Found::Absent)
     }
 
     /// How long this value is served at all, in place of the cache's `time_to_live`. With zero it goes to those who
-    /// wait for this load and to nobody after.
+    /// wait for this load and to nobody after, and a value that was there goes.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl.hard = Some(ttl);
         self
     }
 
-    /// How long this value is fresh, in place of the cache's `soft_ttl`.
+    /// How long this value is fresh, in place of the cache's `soft_ttl`; no longer than it is served.
     pub fn soft_ttl(mut self, soft_ttl: Duration) -> Self {
         self.ttl.soft = Some(soft_ttl);
         self
     }
 
-    /// The value goes to those who wait for this load and to nobody after.
+    /// The value goes to those who wait for this load and to nobody after, and a value that was there goes.
     pub fn do_not_store(mut self) -> Self {
         self.store = false;
         self

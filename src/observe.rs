@@ -143,13 +143,18 @@ impl Counters {
 /// What a cache has done since it was built, and what it is doing now.
 ///
 /// Each counter is exact once the threads that count have stopped; while they run, a snapshot may mix moments.
-/// `peek`, `contains_key` and `iter` count nothing.
+///
+/// A call counts once, by what it finds when it first looks: `hits`, `stale_hits`, `misses` and `negative_hits` add up to the
+/// calls (`load_many` and `warm` make one for each key that they come to). The other counters tell what came of it. `peek`, `contains_key`,
+/// `iter`, `refresh` and the writes but `compute` are no such calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Calls that were answered at once with a fresh value.
+    /// Calls that found a fresh value: they were answered with it at once, but for one that is chosen to refresh it early by a
+    /// load of its own.
     pub hits: u64,
-    /// Calls that were answered at once with a stale value.
+    /// Calls that found a stale value: they were answered with it at once, but for one that is chosen to refresh it by a load
+    /// of its own.
     pub stale_hits: u64,
     /// Calls that were answered with a value in grace, after a failed load or a wait that ended.
     pub grace_hits: u64,
@@ -170,7 +175,7 @@ pub struct Stats {
     pub fenced: u64,
     /// Calls that were answered by the `fallback`.
     pub fallbacks: u64,
-    /// Calls that were told of an absence which was remembered.
+    /// Calls that found an absence which was remembered, and were told of it at once.
     pub negative_hits: u64,
     /// Loads of fresh values that were begun before they went stale.
     pub early_refreshes: u64,

@@ -5,11 +5,12 @@
 //! futures too large, task context leaks into joiners. A thread's loader cannot be aborted: in *waiters tied to the leader's
 //! life* a panic stands for it here.
 //!
-//! Left out, since it takes a benchmark and not a test: hits that scale backwards, and the time that the slowest call takes
-//! for upkeep (here it is counted what one call removes) or the last of a crowd to wake up.
+//! Left out, since it takes a benchmark and not a test: hits that scale backwards (`cargo bench --bench read`), and the time
+//! that the slowest call takes for upkeep (`--bench upkeep`; here it is counted what one call removes) or the last of a crowd
+//! to wake up (`--bench flight`).
 //!
 //! *Protective option not applied* is `tests/settings.rs`, and bytes are counted in `tests/memory.rs`. `tests/eviction.rs` has
-//! more on the bound and the listener.
+//! more on the bound and the listener, and `tests/loaded.rs` on what a loader may say.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -22,7 +23,9 @@ use common::{
     Builder, Counted, Gate, Hashing, Queue, Sut, Tally, With, eventually, ms, over_shapes, panic_of, plain,
     quietly, scaled, secs, until_waiting,
 };
-use quell::{Cache, Job, LoadErrorKind, Loaded, ManualClock, Op, Outcome, Provenance, Rejected, Ttl};
+use quell::{
+    Backoff, Cache, Job, LoadErrorKind, Loaded, ManualClock, Op, Outcome, Provenance, Rejected, Ttl,
+};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -114,6 +117,37 @@ fn panic_leaves_computing_behind_in_a_background_refresh() {
     clock.advance(secs(1));
     assert_eq!(cache.get_or_load(&1).unwrap(), 0);
     eventually(|| cache.peek(&1) == Some(2));
+}
+
+#[test]
+fn panic_leaves_computing_behind_in_a_background_refresh_that_others_wait_for() {
+    // As above, with 50 who have joined the refresh, since nothing is there yet.
+    let (gate, calls) = (Gate::default(), Tally::default());
+    let (stop, count) = (gate.clone(), calls.clone());
+    let cache = plain()
+        .loader_fn(move |_: &u32| {
+            if count.add() > 0 {
+                return Ok::<_, Error>(7);
+            }
+            stop.pass();
+            quietly(|| panic!("boom")).unwrap_or_else(|p| std::panic::resume_unwind(p))
+        })
+        .build();
+    assert!(cache.refresh(&1));
+    eventually(|| gate.arrived() == 1);
+    thread::scope(|s| {
+        let cache = &cache;
+        let waiters = crowd(s, 50, move |i| match i % 3 {
+            0 => cache.get_with(&1, || 7),
+            1 => cache.try_get_with(&1, || Ok::<_, Error>(7)).unwrap(),
+            _ => cache.get_or_load(&1).unwrap(),
+        });
+        until_waiting(cache, 50);
+        gate.open();
+        assert_eq!(all(waiters), [7; 50]);
+    });
+    eventually(|| cache.in_flight().is_empty());
+    assert_eq!((cache.stats().loads, cache.stats().loader_panics, cache.get(&1)), (2, 1, Some(7)));
 }
 
 #[test]
@@ -979,6 +1013,31 @@ fn older_load_overwrites_newer_insert() {
 }
 
 #[test]
+fn older_load_overwrites_newer_insert_by_a_background_refresh() {
+    // As above, where the load is a refresh, of a key that is there or not (caffeine#193).
+    for there in [false, true] {
+        let gate = Gate::default();
+        let stop = gate.clone();
+        let load = move |_: &u32| {
+            stop.pass();
+            Ok::<_, Error>(7)
+        };
+        let cache = plain().loader_fn(load).build();
+        if there {
+            cache.insert(1, 1);
+        }
+        assert!(cache.refresh(&1));
+        eventually(|| gate.arrived() == 1);
+        let before = cache.stats().evictions.replaced;
+        cache.insert(1, 99);
+        gate.open();
+        eventually(|| cache.stats().fenced == 1 && cache.in_flight().is_empty());
+        assert_eq!((cache.get(&1), cache.len()), (Some(99), 1));
+        assert_eq!(cache.stats().evictions.replaced - before, u64::from(there));
+    }
+}
+
+#[test]
 fn waiter_gets_a_default() {
     // Waiters of a load that was invalidated or failed got a zero value (otter#137, rueidis#1014).
     for fails in [false, true] {
@@ -1105,6 +1164,66 @@ fn back_off_ignored() {
         clock.advance(ms(1));
     }
     assert!((5..=10).contains(&calls.get()), "{} attempts in a second", calls.get());
+}
+
+#[test]
+fn back_off_ignored_by_a_crowd() {
+    // As above, with a back-off of one's own, and callers of every kind at one time: no more attempts than its pauses allow,
+    // whether there is something to serve or not.
+    for age in [None, Some(2), Some(20)] {
+        let (clock, queue, calls) = (ManualClock::new(), Queue::default(), Tally::default());
+        let attached = calls.clone();
+        let cache = plain::<u32, u32>()
+            .soft_ttl(secs(1))
+            .time_to_live(secs(15))
+            .stale_if_error(secs(1_000))
+            .error_backoff(Backoff::exponential(ms(100), secs(1)).jitter(0.0))
+            .clock(clock.clone())
+            .executor(queue.clone())
+            .loader_fn(move |_| {
+                attached.add();
+                Err::<u32, _>(boom())
+            })
+            .build();
+        if let Some(age) = age {
+            cache.insert(1, 1);
+            clock.advance(secs(age));
+        }
+        let (rounds, start) = (500, Barrier::new(4));
+        thread::scope(|s| {
+            for nth in 0..4_u32 {
+                let (cache, clock, queue, calls, start) = (&cache, &clock, &queue, &calls, &start);
+                s.spawn(move || {
+                    for round in 0..rounds {
+                        start.wait();
+                        let got = match (nth + round) % 4 {
+                            0 => cache.get_or_load(&1),
+                            1 => cache.ask(&1).wait_timeout(Duration::ZERO).load().map(|answer| answer.value),
+                            2 => cache
+                                .load_many([1], |_| {
+                                    calls.add();
+                                    Err::<[(u32, u32); 0], _>(boom())
+                                })
+                                .map(|many| many[&1]),
+                            _ => cache.try_get_with(&1, || {
+                                calls.add();
+                                Err::<u32, _>(boom())
+                            }),
+                        };
+                        assert_eq!(got.ok(), age.map(|_| 1));
+                        cache.refresh(&1);
+                        queue.run();
+                        if start.wait().is_leader() {
+                            clock.advance(ms(10));
+                        }
+                    }
+                });
+            }
+        });
+        // At 0, 0.1, 0.3, 0.7, 1.5 s, and then once a second, in five seconds. One that is queued begins when it is run.
+        let pauses = 8;
+        assert!((pauses - 1..=pauses).contains(&calls.get()), "{} attempts in 5 s, {age:?}", calls.get());
+    }
 }
 
 #[test]
@@ -1715,6 +1834,17 @@ fn a_callbacks_panic_kills_a_service_part() {
         eventually(|| cache.peek(&1) == Some(1));
     }
     assert_eq!(cache.stats().loader_panics, 6);
+    // Of those who warm keys.
+    let told = Tally::default();
+    let options = quell::WarmOptions::new().concurrency(1).progress({
+        let told = told.clone();
+        move |_| {
+            told.add();
+            quietly(|| panic!("boom")).unwrap_or_else(|p| std::panic::resume_unwind(p))
+        }
+    });
+    let report = cache.warm(1..9, options);
+    assert_eq!((told.get(), report.was_aborted(), cache.in_flight().len()), (1, true, 0));
     // The closures of `read`, `retain` and `compute`.
     assert_eq!(panic_of(|| cache.read(&1, |_| -> u32 { panic!("read") })), "read");
     assert_eq!(panic_of(|| cache.retain(|_, _| panic!("retain"))), "retain");

@@ -16,8 +16,8 @@ use common::{
     until_waiting,
 };
 use quell::{
-    AsyncLoader, BoxError, BoxFuture, Cache, Job, LoadContext, LoadError, LoadErrorKind, Loaded, ManualClock,
-    Op, Outcome, Provenance, Rejected, Ttl,
+    AsyncLoader, Backoff, BoxError, BoxFuture, Cache, Job, LoadContext, LoadError, LoadErrorKind, Loaded,
+    ManualClock, Op, Outcome, Provenance, Rejected, Ttl,
 };
 use smol::block_on;
 use smol::future::{yield_now, zip};
@@ -234,6 +234,44 @@ fn panic_leaves_computing_behind_in_a_background_refresh() {
         clock.advance(secs(1));
         assert_eq!(get(), 0);
         eventually(|| cache.peek(&1) == Some(2));
+    }
+}
+
+#[test]
+fn panic_leaves_computing_behind_in_a_background_refresh_that_others_wait_for() {
+    // As above, with 50 who have joined the refresh, since nothing is there yet.
+    for spawns in [false, true] {
+        let (door, calls) = (Door::default(), Tally::default());
+        let (stop, count) = (door.clone(), calls.clone());
+        let load = move |_: u32| {
+            let (first, stop) = (count.add() == 0, stop.clone());
+            async move {
+                if !first {
+                    return Ok::<_, Error>(7);
+                }
+                stop.pass().await;
+                boo("boom")
+            }
+        };
+        let builder = if spawns { plain().spawner(elsewhere) } else { plain() };
+        let cache = builder.async_loader_fn(load).build();
+        assert!(cache.refresh(&1));
+        eventually(|| door.arrived() == 1);
+        let waiters = Tasks::new(50, |nth| {
+            let cache = &cache;
+            async move {
+                match nth % 3 {
+                    0 => cache.get_with_async(&1, async { 7 }).await,
+                    1 => cache.try_get_with_async(&1, async { Ok::<_, Error>(7) }).await.unwrap(),
+                    _ => cache.get_or_load_async(&1).await.unwrap(),
+                }
+            }
+        });
+        assert_eq!(waiting(&cache), 50);
+        door.open();
+        assert_eq!(waiters.finish(), [7; 50]);
+        eventually(|| cache.in_flight().is_empty());
+        assert_eq!((cache.stats().loads, cache.stats().loader_panics, cache.get(&1)), (2, 1, Some(7)));
     }
 }
 
@@ -1280,6 +1318,35 @@ fn older_load_overwrites_newer_insert() {
 }
 
 #[test]
+fn older_load_overwrites_newer_insert_by_a_background_refresh() {
+    // As above, where the load is a refresh, of a key that is there or not (caffeine#193).
+    for spawns in [false, true] {
+        for there in [false, true] {
+            let door = Door::default();
+            let stop = door.clone();
+            let load = move |_: u32| {
+                let stop = stop.clone();
+                async move {
+                    stop.pass().await;
+                    Ok::<_, Error>(7)
+                }
+            };
+            let builder = if spawns { plain().spawner(elsewhere) } else { plain() };
+            let cache = builder.async_loader_fn(load).build();
+            if there {
+                cache.insert(1, 1);
+            }
+            assert!(cache.refresh(&1));
+            eventually(|| door.arrived() == 1);
+            cache.insert(1, 99);
+            door.open();
+            eventually(|| cache.stats().fenced == 1 && cache.in_flight().is_empty());
+            assert_eq!((cache.get(&1), cache.len()), (Some(99), 1));
+        }
+    }
+}
+
+#[test]
 fn waiter_gets_a_default() {
     // Waiters of a load that was invalidated or failed got a zero value (otter#137, rueidis#1014).
     for fails in [false, true] {
@@ -1411,6 +1478,70 @@ fn back_off_ignored() {
             clock.advance(ms(1));
         }
         assert!((5..=10).contains(&calls.get()), "{} attempts in a second", calls.get());
+    }
+}
+
+#[test]
+fn back_off_ignored_by_a_crowd() {
+    // As above, with a back-off of one's own, and callers of every kind at one time: no more attempts than its pauses allow,
+    // whether there is something to serve or not.
+    for (spawns, age) in [(false, None), (true, None), (false, Some(2)), (true, Some(2)), (false, Some(20))] {
+        let (clock, queue, kept) = (ManualClock::new(), Queue::default(), Kept::default());
+        let calls = Tally::default();
+        let fails = {
+            let calls = calls.clone();
+            move || {
+                let calls = calls.clone();
+                async move {
+                    calls.add();
+                    yield_now().await;
+                    Err::<u32, _>(boom())
+                }
+            }
+        };
+        let attached = fails.clone();
+        let builder = plain::<u32, u32>()
+            .soft_ttl(secs(1))
+            .time_to_live(secs(15))
+            .stale_if_error(secs(1_000))
+            .error_backoff(Backoff::exponential(ms(100), secs(1)).jitter(0.0))
+            .clock(clock.clone())
+            .executor(queue.clone())
+            .async_loader_fn(move |_| attached());
+        let cache = if spawns { builder.spawner(kept.clone()) } else { builder }.build();
+        if let Some(age) = age {
+            cache.insert(1, 1);
+            clock.advance(secs(age));
+        }
+        for _ in 0..500 {
+            let mut tasks = Tasks::new(8, |nth| {
+                let (cache, own) = (&cache, fails());
+                async move {
+                    match nth % 4 {
+                        0 => cache.get_or_load_async(&1).await,
+                        1 => cache.ask(&1).load_async().await.map(|answer| answer.value),
+                        2 => {
+                            let load = |_| async { own.await.map(|value| [(1, value)]) };
+                            cache.load_many_async([1], load).await.map(|many| many[&1])
+                        }
+                        _ => cache.try_get_with_async(&1, own).await,
+                    }
+                }
+            });
+            cache.refresh(&1);
+            tasks.until(|| {
+                queue.run();
+                kept.run();
+                true
+            });
+            for got in tasks.finish() {
+                assert_eq!(got.ok(), age.map(|_| 1));
+            }
+            clock.advance(ms(10));
+        }
+        // At 0, 0.1, 0.3, 0.7, 1.5 s, and then once a second, in five seconds. One that is queued begins when it is run.
+        let pauses = 8;
+        assert!((pauses - 1..=pauses).contains(&calls.get()), "{} attempts in 5 s, {age:?}", calls.get());
     }
 }
 

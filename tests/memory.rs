@@ -7,11 +7,14 @@
     reason = "the count is a plain one, and tests take turns"
 )]
 
-use quell::{Cache, CacheBuilder, ManualClock, Op};
+use quell::{Cache, CacheBuilder, LoadErrorKind, ManualClock, Op};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::future::{pending, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 struct Counting;
@@ -105,6 +108,138 @@ fn flights() {
     };
     assert_flat("loads, errors and panics", growth(&cache, load));
     assert_eq!((cache.len(), cache.in_flight().len()), (0, 0));
+}
+
+/// A call that is polled by nobody but the test.
+type Call<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+fn poll<T>(call: &mut Call<'_, T>) -> Poll<T> {
+    call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A call that waits, or leads a load that never ends.
+fn waits<'a, T>(call: impl Future<Output = T> + 'a) -> Call<'a, T> {
+    let mut call: Call<'a, T> = Box::pin(call);
+    assert!(poll(&mut call).is_pending());
+    call
+}
+
+#[test]
+fn flights_of_tasks() {
+    // They end, fail, or are given up: the leader, one who has joined, or both.
+    let _alone = alone();
+    let cache = builder().build();
+    let never = |key: u64| {
+        let cache = &cache;
+        waits(async move { cache.get_with_async(&key, pending()).await })
+    };
+    let load = |key: u64| match key % 4 {
+        0 => drop(never(key)),
+        1 => {
+            let (leader, _other) = (never(key), never(key));
+            drop(leader);
+        }
+        2 => {
+            let mut call: Call<'_, _> =
+                Box::pin(cache.try_get_with_async(&key, ready(Err::<[u64; 4], _>("boom"))));
+            assert!(matches!(poll(&mut call), Poll::Ready(Err(_))));
+        }
+        _ => {
+            let mut call: Call<'_, _> = Box::pin(cache.get_with_async(&key, ready([key; 4])));
+            assert!(poll(&mut call).is_ready());
+            drop(call);
+            cache.invalidate(&key);
+        }
+    };
+    assert_flat("loads of tasks", growth(&cache, load));
+    assert_eq!((cache.len(), cache.in_flight().len()), (0, 0));
+}
+
+#[test]
+fn a_million_callers_of_a_key_that_hangs() {
+    let _alone = alone();
+    let clock = ManualClock::new();
+    let cache = builder().max_waiters(100).lease(Duration::MAX).clock(clock).build();
+    let hung = waits(cache.get_with_async(&1, pending()));
+    let one_load = |waiters: usize| {
+        let loads: Vec<_> = cache.in_flight().iter().map(|load| (load.key, load.waiters)).collect();
+        assert_eq!((loads, cache.stats().waiters), (vec![(1, waiters)], waiters as u64));
+    };
+    let join = || cache.try_get_with_async(&1, ready(Ok::<[u64; 4], &str>([0; 4])));
+    let refused = |key: u64| {
+        let got = if key.is_multiple_of(2) {
+            cache.try_get_with(&1, || Err::<[u64; 4], _>("nobody else loads"))
+        } else {
+            match poll(&mut (Box::pin(join()) as Call<'_, _>)) {
+                Poll::Ready(got) => got,
+                Poll::Pending => panic!("it waits"),
+            }
+        };
+        assert_eq!(got.unwrap_err().kind(), LoadErrorKind::Overloaded);
+    };
+    let waiters: Vec<_> = (0..100).map(|_| waits(join())).collect();
+    one_load(100);
+    assert_flat("callers that are refused", growth(&cache, refused));
+    one_load(100);
+    // Those who wait give their memory back when they leave, in whatever order, and their places with it.
+    drop(waiters);
+    one_load(0);
+    let grown = growth(&cache, |key| {
+        let mut waiters: Vec<_> = (0..key % 6).map(|_| waits(join())).collect();
+        while !waiters.is_empty() {
+            drop(waiters.swap_remove(key as usize % waiters.len()));
+        }
+    });
+    assert_flat("callers that leave", grown);
+    let grown = growth(&cache, |_| {
+        let got = cache.ask(&1).wait_timeout(Duration::ZERO).load_with(|| [0; 4]);
+        assert_eq!(got.unwrap_err().kind(), LoadErrorKind::TimedOut);
+    });
+    assert_flat("callers whose wait ends at once", grown);
+    one_load(0);
+    drop(hung);
+    assert_eq!((cache.in_flight().len(), cache.len(), cache.stats().loads), (0, 0, 1));
+}
+
+#[test]
+fn all_callers_of_a_key_that_hangs_at_one_time() {
+    let _alone = alone();
+    let cache = builder().lease(Duration::MAX).clock(ManualClock::new()).build();
+    let hung = waits(cache.get_with_async(&1, pending()));
+    let n = many() as usize / 2;
+    let crowd = || {
+        let mut crowd = Vec::with_capacity(n);
+        crowd.extend((0..n).map(|_| waits(cache.get_with_async(&1, ready([0; 4])))));
+        crowd
+    };
+    // What is made once, and stays.
+    drop(crowd());
+    let before = live(&cache);
+    for _ in 0..3 {
+        let crowd = crowd();
+        assert_eq!((cache.in_flight().len(), cache.stats().waiters), (1, n as u64));
+        let each = (live(&cache) - before) / n;
+        assert!(each < 1_024, "{each} bytes for each who waits");
+        drop(crowd);
+        let left = live(&cache).saturating_sub(before);
+        assert!(left < n / 2, "{left} bytes of {n} who have left");
+        assert_eq!((cache.in_flight().len(), cache.stats().waiters), (1, 0));
+    }
+    drop(hung);
+}
+
+#[test]
+fn keys_whose_loads_are_refused() {
+    let _alone = alone();
+    let cache = builder().max_concurrent_loads(1).build();
+    let hung = waits(cache.get_with_async(&u64::MAX, pending()));
+    let grown = growth(&cache, |key| {
+        let got = cache.try_get_with(&key, || Err::<[u64; 4], _>("one runs already"));
+        assert_eq!(got.unwrap_err().kind(), LoadErrorKind::Overloaded);
+    });
+    assert_flat("keys whose loads are refused", grown);
+    assert_eq!((cache.in_flight().len(), cache.len()), (1, 0));
+    drop(hung);
 }
 
 #[test]

@@ -1,6 +1,8 @@
-//! One test per setting of the builder, which fails if the setting is ignored: `cargo test --test settings`.
+//! One test per setting of the builder, which has its name, and fails if the setting is ignored: `cargo test --test settings`.
 //!
-//! What `initial_capacity` does shows only in what is allocated: `tests/memory.rs`.
+//! What `initial_capacity` does shows only in what is allocated: `tests/memory.rs`. More on `early_refresh` is in
+//! `tests/early.rs`, on `error_backoff` and `negative_ttl` in `tests/failure.rs`, on the limits in `tests/limits.rs`, and on the
+//! loaders in `tests/loaders.rs`.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -14,9 +16,10 @@ use common::{
     Builder, Gate, Queue, Tally, With, eventually, ms, over_shapes, panic_of, plain, secs, until_waiting,
 };
 use quell::{
-    Cache, Clock, DefaultHashBuilder, DefaultHasher, Job, LoadErrorKind, Loaded, ManualClock, Provenance,
-    Rejected, RemovalCause, Ttl,
+    Backoff, Cache, Clock, DefaultHashBuilder, DefaultHasher, EarlyRefresh, Job, LoadError, LoadErrorKind,
+    Loaded, ManualClock, Provenance, Rejected, RemovalCause, Ttl,
 };
+use std::future::ready;
 use std::hash::BuildHasher;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -39,6 +42,42 @@ fn stage<S: BuildHasher + Send + Sync + 'static>(cache: &Cache<u32, u32, S>, key
             assert_eq!(error.kind(), LoadErrorKind::NotCached);
             "gone"
         }
+    }
+}
+
+fn kind<V: std::fmt::Debug>(result: Result<V, LoadError>) -> LoadErrorKind {
+    result.unwrap_err().kind()
+}
+
+/// The settings of the builder, and the docs of each.
+fn settings() -> Vec<(&'static str, String)> {
+    let source = include_str!("../src/config.rs");
+    let begin = source.find("\nimpl<K, V, S> CacheBuilder<K, V, S> {").unwrap();
+    let (mut settings, mut docs) = (Vec::new(), String::new());
+    for line in source[begin + 1..].lines().take_while(|line| *line != "}").map(str::trim_start) {
+        if let Some(doc) = line.strip_prefix("///") {
+            docs += doc;
+        } else if let Some(named) = line.strip_prefix("pub fn ") {
+            let end = named.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap();
+            settings.push((&named[..end], std::mem::take(&mut docs)));
+        }
+    }
+    settings
+}
+
+#[test]
+fn no_setting_is_forgotten() {
+    let settings = settings();
+    // As many as the builder has fields, and the short forms of two.
+    let fields = include_str!("../src/config.rs").split("pub struct CacheBuilder<").nth(1).unwrap();
+    let fields = fields.split('}').next().unwrap().lines().filter(|line| line.ends_with(',')).count();
+    assert_eq!(settings.len(), fields + 2, "{settings:?}");
+    let tests = [include_str!("settings.rs"), include_str!("memory.rs")];
+    for (setting, docs) in settings {
+        let test = format!("#[test]\nfn {setting}() {{");
+        assert!(tests.iter().any(|tests| tests.contains(&test)), "no test has the name of `{setting}`");
+        let short = setting.ends_with("_fn") && docs.contains("for a closure");
+        assert!(short || docs.contains("efault"), "the docs of `{setting}` do not say what its default is");
     }
 }
 
@@ -275,6 +314,207 @@ fn wait_timeout() {
             assert_eq!((leader.join().unwrap().unwrap(), patient.join().unwrap()), (1, 1));
         });
         assert_eq!((cache.stats().wait_timeouts, cache.stats().loads), (1, 1));
+    });
+}
+
+#[test]
+fn error_backoff() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (clock, queue) = (ManualClock::new(), Queue::default());
+        let fail = || ready(Err::<u32, _>(boom()));
+        let cache = builder
+            .error_backoff(Backoff::constant(secs(10)))
+            .clock(clock.clone())
+            .executor(queue.clone())
+            .loader_fn(|_| Err::<u32, _>(boom()))
+            .async_loader_fn(move |_| fail())
+            .build();
+        type Call = fn(&Cache<u32, u32, common::Hashing>, u32) -> Result<u32, LoadError>;
+        let calls: [Call; 4] = [
+            |c, key| c.try_get_with(&key, || Err::<u32, _>(boom())),
+            |c, key| c.get_or_load(&key),
+            |c, key| smol::block_on(c.try_get_with_async(&key, ready(Err::<u32, _>(boom())))),
+            |c, key| smol::block_on(c.get_or_load_async(&key)),
+        ];
+        for (key, first) in (0..).zip(calls) {
+            assert_eq!(kind(first(&cache, key)), LoadErrorKind::Failed);
+            clock.advance(secs(10) - NANO);
+            for call in calls {
+                assert_eq!(kind(call(&cache, key)), LoadErrorKind::BackingOff);
+            }
+            assert!(!cache.refresh(&key));
+            clock.advance(NANO);
+            assert_eq!(kind(first(&cache, key)), LoadErrorKind::Failed);
+            // A call that can't fail does not let it pass, and ends it.
+            assert_eq!((cache.get_with(&key, || 1), cache.get_or_load(&key).unwrap()), (1, 1));
+        }
+        assert_eq!((cache.stats().loads, queue.len()), (3 * 4, 0));
+    });
+    // Without one, a caller may always try.
+    let cache = plain::<u32, u32>().loader_fn(|_| Err::<u32, _>(boom())).build();
+    for _ in 0..3 {
+        assert_eq!(kind(cache.get_or_load(&1)), LoadErrorKind::Failed);
+    }
+}
+
+#[test]
+fn early_refresh() {
+    // How many refreshes begin by a hundred reads in the second half of a life, by threads and by tasks.
+    let refreshes = |early: Option<EarlyRefresh>, soft: bool| {
+        [false, true].map(|as_task| {
+            let (clock, queue) = (ManualClock::new(), Queue::default());
+            let took = clock.clone();
+            let mut builder = plain::<u32, u32>()
+                .time_to_live(secs(100))
+                .clock(clock.clone())
+                .executor(queue.clone())
+                .loader_fn(move |key| {
+                    took.advance(secs(10));
+                    Ok::<_, Error>(*key)
+                })
+                .async_loader_fn(|key| ready(Ok::<_, Error>(key)));
+            if let Some(early) = early {
+                builder = builder.early_refresh(early);
+            }
+            if soft {
+                builder = builder.soft_ttl(secs(100));
+            }
+            let cache = builder.build();
+            assert_eq!(cache.get_or_load(&1).unwrap(), 1);
+            clock.advance(secs(51));
+            for _ in 0..100 {
+                let got =
+                    if as_task { smol::block_on(cache.get_or_load_async(&1)) } else { cache.get_or_load(&1) };
+                assert_eq!(got.unwrap(), 1);
+                assert_eq!(cache.get(&1), Some(1), "one that never loads takes no part");
+            }
+            assert_eq!(cache.stats().early_refreshes, queue.len() as u64);
+            queue.len()
+        })
+    };
+    // With such a factor the first read of the half fires for certain, and then somebody loads.
+    assert_eq!(refreshes(Some(EarlyRefresh::beta(1e12)), false), [1, 1]);
+    assert_eq!(refreshes(Some(EarlyRefresh::beta(1e12)), true), [1, 1]);
+    assert_eq!(refreshes(Some(EarlyRefresh::off()), false), [0, 0]);
+    // The default with a soft TTL; the one without is in `tests/early.rs`.
+    assert_eq!(refreshes(None, true), [0, 0]);
+}
+
+#[test]
+fn negative_ttl() {
+    for remembers in [true, false] {
+        over_shapes(|builder: Builder<u32, u32>| {
+            let (clock, loads) = (ManualClock::new(), Tally::default());
+            let (count, counts) = (loads.clone(), loads.clone());
+            let builder = if remembers { builder.negative_ttl(secs(10)) } else { builder };
+            let cache = builder
+                .clock(clock.clone())
+                .loader(With(move |_: &u32, _: &quell::LoadContext<u32>| {
+                    count.add();
+                    Ok(Loaded::absent())
+                }))
+                .build();
+            let none = || {
+                let count = counts.clone();
+                async move {
+                    count.add();
+                    None
+                }
+            };
+            let so_many = || {
+                let before = loads.get();
+                assert_eq!(kind(cache.get_or_load(&1)), LoadErrorKind::Absent);
+                assert_eq!(cache.optionally_get_with(&1, || smol::block_on(none())), None);
+                assert_eq!(smol::block_on(cache.optionally_get_with_async(&1, none())), None);
+                loads.get() - before
+            };
+            if !remembers {
+                assert_eq!((so_many(), so_many()), (3, 3));
+                return;
+            }
+            assert_eq!(so_many(), 1);
+            clock.advance(secs(10) - NANO);
+            assert_eq!(so_many(), 0);
+            clock.advance(NANO);
+            assert_eq!(so_many(), 1);
+        });
+    }
+}
+
+/// Runs `body` while so many loads are under way, of keys from 100 on.
+fn while_loading<R>(cache: &Cache<u32, u32, common::Hashing>, loads: u32, body: impl FnOnce() -> R) -> R {
+    let gate = Gate::default();
+    (100..100 + loads).for_each(|key| cache.invalidate(&key));
+    thread::scope(|s| {
+        for key in 100..100 + loads {
+            let gate = gate.clone();
+            s.spawn(move || {
+                cache.try_get_with(&key, || {
+                    gate.pass();
+                    Ok::<_, Error>(key)
+                })
+            });
+        }
+        eventually(|| gate.arrived() == loads as usize);
+        let result = body();
+        gate.open();
+        result
+    })
+}
+
+#[test]
+fn max_concurrent_loads() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let cache = builder
+            .max_concurrent_loads(2)
+            .loader_fn(|key| Ok::<_, Error>(*key))
+            .async_loader_fn(|key| ready(Ok::<_, Error>(key)))
+            .build();
+        while_loading(&cache, 1, || assert_eq!(cache.try_get_with(&1, || Ok::<_, Error>(1)).unwrap(), 1));
+        while_loading(&cache, 2, || {
+            assert_eq!(kind(cache.try_get_with(&2, || Ok::<_, Error>(2))), LoadErrorKind::Overloaded);
+            assert_eq!(kind(cache.get_or_load(&2)), LoadErrorKind::Overloaded);
+            let own = cache.try_get_with_async(&2, ready(Ok::<_, Error>(2)));
+            assert_eq!(kind(smol::block_on(own)), LoadErrorKind::Overloaded);
+            assert_eq!(kind(smol::block_on(cache.get_or_load_async(&2))), LoadErrorKind::Overloaded);
+            let many = cache.load_many([2, 3], |_| Ok::<_, Error>([(2, 2)]));
+            assert_eq!(kind(many), LoadErrorKind::Overloaded);
+            assert!(!cache.refresh(&2));
+            assert_eq!((cache.get_or_load(&1).unwrap(), cache.get_with(&4, || 4)), (1, 4));
+        });
+        assert_eq!(cache.get_or_load(&2).unwrap(), 2);
+    });
+    // Without one there is no limit.
+    let cache = plain::<u32, u32>().build();
+    while_loading(&cache, 40, || assert_eq!(cache.try_get_with(&2, || Ok::<_, Error>(2)).unwrap(), 2));
+}
+
+#[test]
+fn max_waiters() {
+    over_shapes(|builder: Builder<u32, u32>| {
+        let cache = builder.max_waiters(2).build();
+        let join = |key: &'static u32| cache.try_get_with_async(key, ready(Ok::<_, Error>(1)));
+        while_loading(&cache, 2, || {
+            // Over all keys.
+            let (one, two) = (Task::waiting(join(&100)), Task::waiting(join(&101)));
+            assert_eq!(kind(cache.try_get_with(&100, || Ok::<_, Error>(1))), LoadErrorKind::Overloaded);
+            assert_eq!(kind(smol::block_on(join(&101))), LoadErrorKind::Overloaded);
+            // One that never gives up waits all the same.
+            let patient = Task::waiting(cache.get_with_async(&100, ready(1)));
+            assert_eq!(cache.try_get_with(&1, || Ok::<_, Error>(1)).unwrap(), 1, "who leads does not wait");
+            drop((one, patient));
+            let three = Task::waiting(join(&101));
+            assert_eq!(kind(smol::block_on(join(&101))), LoadErrorKind::Overloaded);
+            drop((two, three));
+        });
+        assert_eq!((cache.stats().joins, cache.stats().waiters), (4, 0));
+    });
+    // Without one there is no limit.
+    let cache = plain::<u32, u32>().build();
+    while_loading(&cache, 1, || {
+        let waits = |_| Task::waiting(cache.try_get_with_async(&100, ready(Ok::<_, Error>(1))));
+        let all: Vec<_> = (0..1_000).map(waits).collect();
+        assert_eq!(cache.stats().waiters as usize, all.len());
     });
 }
 
@@ -571,7 +811,7 @@ fn bad_input_is_refused_with_setting_value_and_rule() {
 #[test]
 fn edge_durations_are_legal_in_every_setting() {
     type Setting = fn(Builder<u32, u32>, Duration) -> Builder<u32, u32>;
-    let settings: [(&str, Setting); 8] = [
+    let settings: [(&str, Setting); 11] = [
         ("time_to_live", |b, d| b.time_to_live(d)),
         ("soft_ttl", |b, d| b.soft_ttl(d)),
         ("both", |b, d| b.soft_ttl(d).time_to_live(d).jitter(0.5)),
@@ -579,6 +819,9 @@ fn edge_durations_are_legal_in_every_setting() {
         ("stale_if_error", |b, d| b.stale_if_error(d).time_to_live(secs(1))),
         ("lease", |b, d| b.lease(d.max(NANO))),
         ("wait_timeout", |b, d| b.wait_timeout(d)),
+        ("negative_ttl", |b, d| b.negative_ttl(d)),
+        ("error_backoff", |b, d| b.error_backoff(Backoff::exponential(d, d))),
+        ("early_refresh", |b, d| b.early_refresh(EarlyRefresh::beta(f64::MAX)).time_to_live(d)),
         ("expire_after", |b, d| {
             b.expire_after(move |_: &u32, _: &u32, _| Ttl { soft: Some(d), hard: Some(d) })
         }),
@@ -599,6 +842,7 @@ fn edge_durations_are_legal_in_every_setting() {
                     assert_eq!(cache.get_with(&3, || 3), 3);
                     assert_eq!(cache.get_or_load(&4).unwrap(), 4, "{name} {edge:?}");
                     assert!(cache.get_or_load(&9).is_err());
+                    assert_eq!(cache.optionally_get_with(&10, || None), None);
                     let ask = cache
                         .ask(&5)
                         .max_age(edge)

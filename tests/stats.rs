@@ -27,6 +27,8 @@ fn moved(before: &Stats, after: &Stats) -> Vec<(&'static str, u64)> {
         ("takeovers", before.takeovers, after.takeovers),
         ("fenced", before.fenced, after.fenced),
         ("fallbacks", before.fallbacks, after.fallbacks),
+        ("negative_hits", before.negative_hits, after.negative_hits),
+        ("early_refreshes", before.early_refreshes, after.early_refreshes),
         ("refused_refreshes", before.refused_refreshes, after.refused_refreshes),
         ("loader_panics", before.loader_panics, after.loader_panics),
         ("in_flight", before.in_flight, after.in_flight),

@@ -221,7 +221,9 @@ where
                     return Err(LoadError::not_cached());
                 }
                 Lookup::Absent => {
-                    core.counters.add(Count::NegativeHits);
+                    if self.waiting.is_none() {
+                        core.counters.add(Count::NegativeHits);
+                    }
                     return Err(LoadError::absent());
                 }
                 Lookup::BackingOff(error) => {

@@ -50,7 +50,9 @@ pub enum Provenance {
         /// How long this call waited.
         waited: Duration,
     },
-    /// A remembered absence.
+    /// A remembered absence. No answer has it: what is known to be absent is the error
+    /// [`Absent`](crate::LoadErrorKind::Absent), remembered or not, and [`Stats::negative_hits`](crate::Stats::negative_hits)
+    /// counts what was remembered.
     Negative,
     /// From the cache's `fallback`.
     Fallback,

@@ -6,8 +6,8 @@ pub(crate) mod tasks;
 pub(crate) mod task;
 
 use quell::{
-    BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, Loaded, Loader, Rejected,
-    RemovalCause,
+    BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, LoadErrorKind, Loaded,
+    Loader, Provenance, Rejected, RemovalCause, Stats,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -223,6 +223,31 @@ where
         (entries, sum) = (entries + 1, sum + u64::from(weigh(&key, &value)));
     }
     assert_eq!((cache.len(), cache.weighted_size()), (entries, sum), "length and weight by the entries");
+}
+
+/// How many calls have been counted by what they found at first.
+pub(crate) fn found(stats: &Stats) -> u64 {
+    stats.hits + stats.stale_hits + stats.misses + stats.negative_hits
+}
+
+/// The name of what a call came to.
+pub(crate) fn name_of(end: Result<Provenance, LoadErrorKind>) -> &'static str {
+    match end {
+        Ok(Provenance::Fresh { .. }) => "fresh",
+        Ok(Provenance::Stale { .. }) => "stale",
+        Ok(Provenance::Grace { .. }) => "grace",
+        Ok(Provenance::Loaded { .. }) => "loaded",
+        Ok(Provenance::Joined { .. }) => "joined",
+        Ok(Provenance::Fallback) => "fallback",
+        Ok(Provenance::Negative) => unreachable!("an absence is an error"),
+        Err(LoadErrorKind::Failed) => "failed",
+        Err(LoadErrorKind::TimedOut) => "timed out",
+        Err(LoadErrorKind::Overloaded) => "overloaded",
+        Err(LoadErrorKind::NotCached) => "not cached",
+        Err(LoadErrorKind::Absent) => "absent",
+        Err(LoadErrorKind::BackingOff) => "backing off",
+        Err(other) => panic!("{other:?}"),
+    }
 }
 
 /// A loader that sees the context.
