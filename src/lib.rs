@@ -142,8 +142,9 @@
 //! [`early_refresh`](CacheBuilder::early_refresh). It is on by default with an attached loader and without a `soft_ttl`.
 //!
 //! What nobody has asked for yet can be loaded beforehand, several keys at a time and with deadlines that do not end together:
-//! [`warm`](Cache::warm); and be kept from going stale by a thread that refreshes it in even steps:
-//! [`keep_warm`](Cache::keep_warm).
+//! [`warm`](Cache::warm), or within one future [`warm_async`](Cache::warm_async); and be kept from going stale by a thread that
+//! refreshes it in even steps: [`keep_warm`](Cache::keep_warm), or without naming the keys
+//! [`keep_hottest_warm`](Cache::keep_hottest_warm), for as many of the [hottest](Cache::hot_keys) as are to be.
 //!
 //! # Eviction
 //! A [`max_capacity`](CacheBuilder::max_capacity) bounds the number of entries, or with a [`weigher`](CacheBuilder::weigher)
@@ -191,7 +192,8 @@
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
 //! | `load_many` | runs its closure for the keys that it leads, then waits for those of others |
 //! | `warm` | runs the loader, on a few threads, and waits for loads of others |
-//! | `keep_warm` | starts a thread; what that does is what `refresh` does |
+//! | `keep_warm`, `keep_hottest_warm` | starts a thread; what that does is what `refresh` does |
+//! | `hot_keys` | lock-free, but that two first calls may wait for each other; looks up a thousand entries at most |
 //! | `compute` | waits for loads of its key, up to their leases |
 //! | the same with `_async` | as above, but that they wait without blocking; a poll may poll the load's future, or run a part of its end |
 //! | `refresh`, and stale hits with an attached loader | lock-free, but for starting a thread of the keeper now and then |
@@ -209,11 +211,12 @@
 //! moved by hand. The first task that waits for a deadline or a lease without tokio's timer starts it too, executor or not.
 //!
 //! In the steady state a hit stores nothing that another core reads. It writes the thread's own epoch record (when pinning
-//! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Three
+//! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Four
 //! exceptions: [`get`](Cache::get) clones the value, and cloning an `Arc` increments its shared count
 //! ([`read`](Cache::read) and [`Pinned::get`] do not clone); in a cache with a capacity the first two hits of an entry
-//! since the eviction policy looked at it note that; and with a [`time_to_idle`](CacheBuilder::time_to_idle) the first hit of
-//! a clock tick notes the time. A hit allocates nothing.
+//! since the eviction policy looked at it note that; with a [`time_to_idle`](CacheBuilder::time_to_idle) the first hit of
+//! a clock tick notes the time; and once somebody has asked for the [hottest keys](Cache::hot_keys), about one hit in 128 notes
+//! its hash. A hit allocates nothing.
 //!
 //! # Memory
 //! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
@@ -288,7 +291,7 @@ pub use flight::LoadCause;
 pub use freshness::{Backoff, Ttl};
 pub use hash::{DefaultHashBuilder, DefaultHasher};
 pub use loader::{AsyncLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader};
-pub use observe::{Evictions, InFlight, RemovalCause, Stats};
+pub use observe::{Evictions, HotKey, InFlight, RemovalCause, Stats};
 pub use sync::{
     Answer, Ask, Cache, Iter, KeepWarm, Op, Outcome, Pinned, Provenance, WarmOptions, WarmOutcome,
     WarmProgress, WarmReport,

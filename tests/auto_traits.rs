@@ -2,8 +2,8 @@
 
 use quell::{
     Answer, Ask, BoxError, BuildError, Cache, CacheBuilder, Clock, DefaultHashBuilder, DefaultHasher,
-    Executor, Expiry, InFlight, Iter, Job, LoadCause, LoadContext, LoadError, LoadErrorKind, Loaded, Loader,
-    ManualClock, Op, Outcome, Pinned, Provenance, Rejected, Stats, Ttl, Wake,
+    Executor, Expiry, HotKey, InFlight, Iter, Job, LoadCause, LoadContext, LoadError, LoadErrorKind, Loaded,
+    Loader, ManualClock, Op, Outcome, Pinned, Provenance, Rejected, Stats, Ttl, Wake,
 };
 use std::cell::Cell;
 use std::fmt::{Debug, Display};
@@ -66,6 +66,7 @@ fn values_and_errors_cross_threads() {
     both::<Rejected>();
     both::<Stats>();
     both::<InFlight<String>>();
+    both::<HotKey<String>>();
     both::<Answer<String>>();
     both::<Provenance>();
     both::<Op<String>>();

@@ -11,7 +11,7 @@
 mod common;
 
 use common::task::{Door, Hand};
-use quell::{Cache, CacheBuilder, ManualClock};
+use quell::{Cache, CacheBuilder, ManualClock, WarmOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -93,6 +93,7 @@ macro_rules! each_future {
             ("ask.load_async", $with(cache.ask(key).load_async())),
             ("ask.load_with_async", $with(cache.ask(key).load_with_async(never()))),
             ("ask.try_load_with_async", $with(cache.ask(key).try_load_with_async(try_never()))),
+            ("warm_async", $with(cache.warm_async(many.clone(), WarmOptions::new()))),
             (
                 "load_many_async",
                 $with(cache.load_many_async(many, |_| async {

@@ -197,7 +197,7 @@ where
                 Lookup::Hit { hit, lease } => {
                     let how = How::Cached { stage: hit.stage, born: hit.cell.times.born() };
                     if self.waiting.is_none() {
-                        core.count_hit(hit.stage);
+                        core.count_access(self.key, Count::of_hit(hit.stage));
                     }
                     if lease.is_some() && self.terms.demand.stale == Start::Now {
                         refuse_under_pin();
@@ -254,7 +254,7 @@ where
 
     fn count_miss(&self) {
         if self.waiting.is_none() {
-            self.core.counters.add(Count::Misses);
+            self.core.count_access(self.key, Count::Misses);
         }
     }
 

@@ -9,6 +9,7 @@
 mod audit;
 mod early;
 mod evict;
+mod hot;
 mod lease;
 mod limits;
 mod lookup;
@@ -35,7 +36,7 @@ use crate::freshness::{Stage, Times, Ttl};
 use crate::hash::{DefaultHashBuilder, hash_of, shard_of};
 use crate::observe::{Count, Counters, InFlight, RemovalCause, Stats};
 use crate::policy::Policy;
-use crate::primitive::epoch::{Guard, drop_panics, flush, pin, unreclaimed};
+use crate::primitive::epoch::{Guard, drop_panics, flush, number, pin, unreclaimed};
 use crate::primitive::park::Bell;
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::primitive::{Padded, caught};
@@ -374,15 +375,12 @@ impl<K, V, S> Core<K, V, S> {
         self.shards.len()
     }
 
-    /// Counts a call that was answered at once.
-    #[inline]
-    pub(crate) fn count_hit(&self, stage: Stage) {
-        self.counters.add(Count::of_hit(stage));
-    }
-
     /// Counts a read, which never loads, on the caller's number.
-    pub(crate) fn count_read(&self, read: &Result<Hit<'_, V>, Nothing>, number: usize) {
-        self.counters.add_on(number, read.as_ref().map_or(Count::Misses, |hit| Count::of_hit(hit.stage)));
+    pub(crate) fn count_read(&self, read: &Result<Hit<'_, V>, Nothing>, hash: u64, number: usize) {
+        match read {
+            Ok(hit) => self.counters.access_on(number, Count::of_hit(hit.stage), || hash),
+            Err(_) => self.counters.add_on(number, Count::Misses),
+        }
     }
 
     /// Wakes all who wait for a flight, so that they look at the clock again.
@@ -462,6 +460,16 @@ where
         Q: Hash + ?Sized,
     {
         hash_of(&self.hasher, key)
+    }
+
+    /// Counts a call for a key that was answered at once, or that loads or waits.
+    #[inline]
+    pub(crate) fn count_access<Q>(&self, key: &Q, what: Count)
+    where
+        K: Borrow<Q>,
+        Q: Hash + ?Sized,
+    {
+        self.counters.access_on(number(), what, || self.hash(key));
     }
 
     /// The slot of a key and its state, which is never `Dead`.

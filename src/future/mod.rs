@@ -5,6 +5,7 @@
 mod many;
 #[cfg(all(test, loom))]
 mod models;
+mod warm;
 
 use crate::call::{
     Attached, Call, How, Leader, Shares, Step, Terms, Turn, can_spawn, fetch_of, mapped, own_task, received,

@@ -7,7 +7,7 @@ use crate::engine::Core;
 use crate::executor::on_a_thread;
 use crate::flight::Waits;
 use crate::primitive::caught;
-use crate::primitive::epoch::pin;
+use crate::primitive::epoch::{contain, pin};
 use crate::primitive::plain::{AtomicBool, Ordering};
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -24,7 +24,8 @@ const SPREAD: f64 = 0.2;
 /// How long the thread rests after a clock has panicked.
 const REST_AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// While this exists, some keys are kept warm, see [`Cache::keep_warm`]. Dropping it ends that; a load that has begun goes on.
+/// While this exists, some keys are kept warm, see [`Cache::keep_warm`] and [`Cache::keep_hottest_warm`]. Dropping it ends
+/// that; a load that has begun goes on.
 #[must_use = "dropping it ends the keeping"]
 pub struct KeepWarm {
     ended: Arc<AtomicBool>,
@@ -74,15 +75,57 @@ where
     /// its values. If no thread can be had, or no loader is attached, nothing is kept warm.
     pub fn keep_warm<B: Borrow<K>>(&self, keys: impl IntoIterator<Item = B>, every: Duration) -> KeepWarm {
         let keys: HashSet<K> = keys.into_iter().map(|key| key.borrow().clone()).collect();
-        let keys: Vec<K> = keys.into_iter().collect();
+        let keys: Arc<[K]> = keys.into_iter().collect();
+        let any = !keys.is_empty();
+        self.keep(any, every, move |_| keys.clone())
+    }
+
+    /// Keeps the `k` hottest keys from going stale, without naming them, until what is returned is dropped, or the last handle
+    /// of the cache: at the beginning of each round they are taken from [`hot_keys`](Self::hot_keys), and are seen to in its
+    /// course as [`keep_warm`](Self::keep_warm) does it. So keys that cool down are left to go stale, and those that have left
+    /// the cache are not loaded again before a caller does it.
+    ///
+    /// What is hot is noted from this call on; the first round, and any other that finds no key, does nothing. What `hot_keys`
+    /// says of the estimate goes for this too: there are at most 1,024 keys. Rounds shorter than 10 ms take 10 ms.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let prices = quell::Cache::builder()
+    ///     .time_to_live(Duration::from_secs(60))
+    ///     .loader(|id: &u64| Ok::<_, std::io::Error>(100 * id))
+    ///     .build();
+    /// let kept = prices.keep_hottest_warm(100, Duration::from_secs(10));
+    /// assert_eq!(prices.get_or_load(&7).unwrap(), 700);
+    /// drop(kept); // ends it
+    /// ```
+    pub fn keep_hottest_warm(&self, k: usize, every: Duration) -> KeepWarm {
+        let any = k > 0 && self.core.settings.has_loader();
+        if any {
+            self.core.counters.note_hottest();
+        }
+        self.keep(any, every, move |cache| {
+            cache.core.hot_keys(k, &pin()).into_iter().map(|hot| hot.key).collect()
+        })
+    }
+
+    /// Keeps the keys of each round from going stale, if there are `any`.
+    fn keep(
+        &self,
+        any: bool,
+        every: Duration,
+        round: impl Fn(&Self) -> Arc<[K]> + Send + 'static,
+    ) -> KeepWarm {
         let known = Known { core: Arc::downgrade(&self.core), life: Arc::downgrade(&self.life) };
         let ended = Arc::new(AtomicBool::new(false));
         let name = &self.core.settings.name;
         let name = if name.is_empty() { "quell-warm".to_owned() } else { format!("quell-{name}-warm") };
-        let (stop, begun) = (ended.clone(), self.core.time.now());
-        if !keys.is_empty() && self.core.settings.has_loader() {
+        let pace =
+            Pace { known, ended: ended.clone(), every: every.max(SHORTEST), due: self.core.time.now() };
+        if any && self.core.settings.has_loader() {
             // Without a thread nothing is kept warm.
-            let _ = on_a_thread(&name, move || keep(&keys, every.max(SHORTEST), begun, &known, &stop));
+            let _ = on_a_thread(&name, move || keep(pace, round));
         }
         let core = Arc::downgrade(&self.core);
         let wake = move || {
@@ -104,40 +147,66 @@ where
     }
 }
 
-/// What the thread does.
-fn keep<K, V, S>(keys: &[K], every: Duration, begun: Moment, known: &Known<K, V, S>, ended: &AtomicBool)
+/// The steps of a round, as the thread waits for them.
+struct Pace<K, V, S> {
+    known: Known<K, V, S>,
+    ended: Arc<AtomicBool>,
+    every: Duration,
+    /// When the next step is to be.
+    due: Moment,
+}
+
+impl<K, V, S> Pace<K, V, S> {
+    /// Waits until a step is due, and says when that is. `None`: it has ended, or the cache has.
+    fn step(&self) -> Option<(Cache<K, V, S>, Moment)> {
+        loop {
+            // Check, listen, check again, wait.
+            let cache = self.known.cache()?;
+            let ear = cache.core.moved.listen();
+            // Relaxed: whoever sets it rings then.
+            if self.ended.load(Ordering::Relaxed) {
+                return None;
+            }
+            // The clock is user code: if it panics, there is a next time.
+            let rest = match caught(|| cache.core.time.now()) {
+                Some(now) if self.due <= now => return Some((cache, now)),
+                Some(_) => cache.core.time.real_time_until(self.due),
+                None => Some(REST_AFTER_PANIC),
+            };
+            drop(cache);
+            let _ = ear.wait(rest);
+        }
+    }
+
+    /// The next step is so much later.
+    fn rest(&mut self, now: Moment, length: Duration) {
+        // Of what a clock has jumped over, one round is made up.
+        let earliest = now.nanos().saturating_sub(saturating_nanos(self.every));
+        self.due = self.due.plus(length).max(Moment::from_nanos(earliest));
+    }
+}
+
+/// What the thread does: in each round it sees to these keys.
+fn keep<K, V, S>(mut pace: Pace<K, V, S>, round: impl Fn(&Cache<K, V, S>) -> Arc<[K]>)
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    let step = every / u32::try_from(keys.len()).unwrap_or(u32::MAX);
-    let mut due = begun;
-    for nth in (0..keys.len()).cycle() {
-        loop {
-            // Check, listen, check again, wait.
-            let Some(cache) = known.cache() else { return };
-            let ear = cache.core.moved.listen();
-            // Relaxed: whoever sets it rings then.
-            if ended.load(Ordering::Relaxed) {
-                return;
-            }
-            // The clock and an executor are user code: if one panics, there is a next time.
-            let Some(now) = caught(|| cache.core.time.now()) else {
-                drop(cache);
-                let _ = ear.wait(Some(REST_AFTER_PANIC));
-                continue;
-            };
-            if due <= now {
-                let _ = caught(|| cache.keep_one(&keys[nth], now.plus(every.saturating_mul(3) / 2)));
-                // Of what a clock has jumped over, one round is made up.
-                let earliest = now.nanos().saturating_sub(saturating_nanos(every));
-                due = due.plus(step).max(Moment::from_nanos(earliest));
-                break;
-            }
-            let rest = cache.core.time.real_time_until(due);
-            drop(cache);
-            let _ = ear.wait(rest);
+    let every = pace.every;
+    while let Some((cache, now)) = pace.step() {
+        // Keys and an executor are user code, as is a clock: if one panics, there is a next time.
+        let keys = caught(|| round(&cache)).unwrap_or_default();
+        drop(cache);
+        if keys.is_empty() {
+            pace.rest(now, every);
         }
+        let each = every / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1);
+        for key in &*keys {
+            let Some((cache, now)) = pace.step() else { return };
+            let _ = caught(|| cache.keep_one(key, now.plus(every.saturating_mul(3) / 2)));
+            pace.rest(now, each);
+        }
+        contain(|| drop(keys));
     }
 }

@@ -48,7 +48,7 @@ where
         let hash = self.core.hash(key);
         let (guard, number) = pin_numbered();
         let Glance::Fresh(value) = self.core.glance(key, hash, &guard) else { return None };
-        self.core.counters.add_on(number, Count::Hits);
+        self.core.counters.access_on(number, Count::Hits, || hash);
         Some(value.clone())
     }
 

@@ -43,11 +43,11 @@ where
         let core = &self.cache.core;
         let hash = core.hash(key);
         if let Glance::Fresh(value) = core.glance(key, hash, &self.guard) {
-            core.counters.add_on(number(), Count::Hits);
+            core.counters.access_on(number(), Count::Hits, || hash);
             return Some(value);
         }
         let hit = core.read(key, hash, true, &self.guard);
-        core.count_read(&hit, number());
+        core.count_read(&hit, hash, number());
         // What has expired stays for others to take out: nobody is told of it under a pin.
         hit.ok().map(|hit| &hit.cell.value)
     }

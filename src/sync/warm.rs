@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::call::{Attached, Call, How, Shares, Terms, Turn};
-use crate::engine::Accept;
+use crate::engine::{Accept, Lease};
 use crate::error::{LoadError, LoadErrorKind};
 use crate::executor::crew;
 use crate::flight::Waits;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 type Progress = Box<dyn Fn(WarmProgress) -> ControlFlow<()> + Send + Sync>;
 
-/// How [`Cache::warm`] goes about it.
+/// How [`Cache::warm`] and [`Cache::warm_async`] go about it.
 ///
 /// # Examples
 /// ```
@@ -37,7 +37,7 @@ pub struct WarmOptions {
     progress: Option<Progress>,
 }
 
-/// How far a [`Cache::warm`] has come.
+/// How far a [`Cache::warm`] or [`Cache::warm_async`] has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WarmProgress {
@@ -53,8 +53,8 @@ impl WarmOptions {
         Self { concurrency: 4, spread: 0.2, progress: None }
     }
 
-    /// How many loads run at one time, on so many threads: the caller's, and others that last as long as the call. At least
-    /// one.
+    /// How many loads run at one time. At least one. [`warm`](Cache::warm) has so many threads: the caller's, and others that last
+    /// as long as the call; [`warm_async`](Cache::warm_async) has none.
     pub fn concurrency(mut self, loads: usize) -> Self {
         self.concurrency = loads;
         self
@@ -68,7 +68,7 @@ impl WarmOptions {
         self
     }
 
-    /// Is called after each key, on the thread that has dealt with it. With [`ControlFlow::Break`] no further load begins.
+    /// Is called after each key, on the thread that has dealt with it. It must not block where that is a task's. With [`ControlFlow::Break`] no further load begins.
     pub fn progress(
         mut self,
         progress: impl Fn(WarmProgress) -> ControlFlow<()> + Send + Sync + 'static,
@@ -93,7 +93,7 @@ impl fmt::Debug for WarmOptions {
     }
 }
 
-/// What [`Cache::warm`] has done about one key.
+/// What [`Cache::warm`] or [`Cache::warm_async`] has done about one key.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum WarmOutcome {
@@ -111,7 +111,7 @@ pub enum WarmOutcome {
     Skipped,
 }
 
-/// What [`Cache::warm`] has done.
+/// What [`Cache::warm`] or [`Cache::warm_async`] has done.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WarmReport<K> {
@@ -141,6 +141,125 @@ impl<K> WarmReport<K> {
     }
 }
 
+impl WarmOutcome {
+    /// What a look-up or a load has come to.
+    pub(crate) fn of<V>(got: Result<(V, How), LoadError>) -> Self {
+        match got {
+            Ok((_, How::Loaded { .. })) => Self::Loaded,
+            Ok((_, How::Joined { .. })) => Self::Joined,
+            Ok((_, How::Cached { stage: Stage::Fresh, .. })) => Self::Fresh,
+            Ok((_, How::Cached { .. } | How::Fallback)) => Self::Failed(LoadError::not_cached()),
+            Err(error) if error.kind() == LoadErrorKind::Absent => Self::Absent,
+            Err(error) => Self::Failed(error),
+        }
+    }
+}
+
+/// One key's call, and the loader that it uses.
+type CallFor<'a, K, V, S> = (Call<'a, K, V, S, K>, Option<Attached<K, V>>);
+
+/// A load that is one key's call's to lead.
+type ToLoad<K, V, S> = (Lease<K, V, S>, Attached<K, V>);
+
+/// A call that warms, on its way: what its threads or lanes share.
+pub(crate) struct Warming<K> {
+    keys: Vec<K>,
+    options: WarmOptions,
+    next: AtomicUsize,
+    done: AtomicUsize,
+    ended: AtomicBool,
+    outcomes: Basket<(usize, WarmOutcome)>,
+}
+
+impl<K: Hash + Eq + Clone> Warming<K> {
+    pub(crate) fn new<B: Borrow<K>>(keys: impl IntoIterator<Item = B>, options: WarmOptions) -> Self {
+        let keys: HashSet<K> = keys.into_iter().map(|key| key.borrow().clone()).collect();
+        let keys: Vec<K> = keys.into_iter().collect();
+        let outcomes = Basket::new(keys.len());
+        let (next, done, ended) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Self { keys, options, next, done, ended, outcomes }
+    }
+
+    /// How many keys are loaded at one time.
+    pub(crate) fn concurrency(&self) -> usize {
+        self.options.concurrency.clamp(1, self.keys.len().max(1))
+    }
+
+    /// The next key to deal with. `None`: there is none, or the call has been ended.
+    pub(crate) fn next(&self) -> Option<(usize, &K)> {
+        // Relaxed: a wish, and a cursor; the end of all threads orders the rest.
+        if self.ended.load(Ordering::Relaxed) {
+            return None;
+        }
+        let nth = self.next.fetch_add(1, Ordering::Relaxed);
+        self.keys.get(nth).map(|key| (nth, key))
+    }
+
+    /// A key has been dealt with. `None`: what dealt with it has panicked.
+    pub(crate) fn settle(&self, nth: usize, outcome: Option<WarmOutcome>) {
+        let outcome = outcome.unwrap_or_else(|| WarmOutcome::Failed(LoadError::panicked()));
+        // There is a place for each.
+        let _ = self.outcomes.put((nth, outcome));
+        // Relaxed: a figure, and a wish.
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        let progress = WarmProgress { done, total: self.keys.len() };
+        let told = self.options.progress.as_ref().map(|tell| caught(|| tell(progress)));
+        if told.is_some_and(|told| told.unwrap_or(ControlFlow::Break(())).is_break()) {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The call for one key, of one who waits in this way.
+    pub(crate) fn call<'a, V, S>(
+        &self,
+        cache: &'a Cache<K, V, S>,
+        key: &'a K,
+        waits: Waits,
+    ) -> CallFor<'a, K, V, S>
+    where
+        K: Send + Sync + 'static,
+        V: Clone + Send + Sync + 'static,
+        S: BuildHasher + Send + Sync + 'static,
+    {
+        let attached = Attached::of(&cache.core, waits);
+        let mut terms = Terms { takes_ladder: false, ..cache.patient(Shares::All) };
+        terms.demand.waits = waits;
+        terms.attach(attached.as_ref().map(|loader| loader.background(&cache.core)));
+        terms.demand.accept = Some(Accept { max_stale: Some(Duration::ZERO), ..Accept::default() });
+        (Call::new(&cache.core, key, terms), attached)
+    }
+
+    /// What is left to do for a key after its look-up: a load, or nothing.
+    pub(crate) fn turn<V, S>(
+        &self,
+        turn: Result<Turn<K, V, S>, LoadError>,
+        attached: Option<Attached<K, V>>,
+    ) -> Result<ToLoad<K, V, S>, WarmOutcome> {
+        Err(WarmOutcome::of(match (turn, attached) {
+            (Ok(Turn::Served(value, how, lease)), _) => {
+                // Whoever warms has come to load, not to be chosen by a die.
+                drop(lease);
+                Ok((value, how))
+            }
+            (Ok(Turn::Lead(lease)), Some(loader)) => {
+                lease.flight().set_spread(self.options.spread);
+                return Ok((lease, loader));
+            }
+            (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
+            (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
+            (Err(error), _) => Err(error),
+        }))
+    }
+
+    pub(crate) fn report(self) -> WarmReport<K> {
+        let mut all: Vec<WarmOutcome> = self.keys.iter().map(|_| WarmOutcome::Skipped).collect();
+        while let Some((nth, outcome)) = self.outcomes.take() {
+            all[nth] = outcome;
+        }
+        WarmReport { outcomes: self.keys.into_iter().zip(all).collect() }
+    }
+}
+
 impl<K, V, S> Cache<K, V, S>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
@@ -161,65 +280,21 @@ where
         keys: impl IntoIterator<Item = B>,
         options: WarmOptions,
     ) -> WarmReport<K> {
-        let keys: HashSet<K> = keys.into_iter().map(|key| key.borrow().clone()).collect();
-        let keys: Vec<K> = keys.into_iter().collect();
-        let (next, done, ended) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        let outcomes = Basket::new(keys.len());
-        crew(options.concurrency.clamp(1, keys.len().max(1)), || {
-            // Relaxed: a cursor, a figure, and a wish; the crew's end orders the rest.
-            while !ended.load(Ordering::Relaxed)
-                && let nth = next.fetch_add(1, Ordering::Relaxed)
-                && let Some(key) = keys.get(nth)
-            {
-                let outcome = caught(|| self.warm_one(key, options.spread));
-                let outcome = outcome.unwrap_or_else(|| WarmOutcome::Failed(LoadError::panicked()));
-                // There is a place for each.
-                let _ = outcomes.put((nth, outcome));
-                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                let told = options.progress.as_ref().map(|tell| {
-                    caught(|| tell(WarmProgress { done, total: keys.len() }))
-                        .unwrap_or(ControlFlow::Break(()))
-                });
-                if told == Some(ControlFlow::Break(())) {
-                    ended.store(true, Ordering::Relaxed);
-                }
+        let warming = Warming::new(keys, options);
+        crew(warming.concurrency(), || {
+            while let Some((nth, key)) = warming.next() {
+                warming.settle(nth, caught(|| self.warm_one(key, &warming)));
             }
         });
-        let mut all: Vec<WarmOutcome> = keys.iter().map(|_| WarmOutcome::Skipped).collect();
-        while let Some((nth, outcome)) = outcomes.take() {
-            all[nth] = outcome;
-        }
-        WarmReport { outcomes: keys.into_iter().zip(all).collect() }
+        warming.report()
     }
 
     /// Loads one key that is not fresh.
-    fn warm_one(&self, key: &K, spread: f64) -> WarmOutcome {
-        let attached = Attached::of(&self.core, Waits::AsThread);
-        let mut terms = Terms { takes_ladder: false, ..self.patient(Shares::All) };
-        terms.attach(attached.as_ref().map(|loader| loader.background(&self.core)));
-        terms.demand.accept = Some(Accept { max_stale: Some(Duration::ZERO), ..Accept::default() });
-        let mut call = Call::new(&self.core, key, terms);
-        let got = match (self.obtain(&mut call), attached) {
-            (Ok(Turn::Served(value, how, lease)), _) => {
-                // Whoever warms has come to load, not to be chosen by a die.
-                drop(lease);
-                Ok((value, how))
-            }
-            (Ok(Turn::Lead(lease)), Some(loader)) => {
-                lease.flight().set_spread(spread);
-                loader.load_here(lease, Ttl::default(), || key.clone())
-            }
-            (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
-            (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
-            (Err(error), _) => Err(error),
-        };
-        match got {
-            Ok((_, How::Loaded { .. })) => WarmOutcome::Loaded,
-            Ok((_, How::Joined { .. })) => WarmOutcome::Joined,
-            Ok((_, How::Cached { stage: Stage::Fresh, .. })) => WarmOutcome::Fresh,
-            Ok((_, How::Cached { .. } | How::Fallback)) => WarmOutcome::Failed(LoadError::not_cached()),
-            Err(error) if error.kind() == LoadErrorKind::Absent => WarmOutcome::Absent,
-            Err(error) => WarmOutcome::Failed(error),
+    fn warm_one(&self, key: &K, warming: &Warming<K>) -> WarmOutcome {
+        let (mut call, attached) = warming.call(self, key, Waits::AsThread);
+        match warming.turn(self.obtain(&mut call), attached) {
+            Ok((lease, loader)) => WarmOutcome::of(loader.load_here(lease, Ttl::default(), || key.clone())),
+            Err(outcome) => outcome,
         }
     }
 }
