@@ -265,10 +265,11 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// How many loads may run at one time, over all keys. A fallible call that would be one too many gets a stale value, one in
-    /// grace, the fallback's, or an [`Overloaded`](crate::LoadErrorKind::Overloaded) error, at once. Refreshes of stale values
-    /// begin only while at most half of it is in use, or three quarters if the value will soon be served no more. Calls that
-    /// can't fail count, and are never refused; nor is one that takes over from a load whose lease is over. At least 1.
-    /// Default: no limit.
+    /// grace, the fallback's, or an [`Overloaded`](crate::LoadErrorKind::Overloaded) error, at once. Refreshes
+    /// begin only while less than half of it is in use, or less than three quarters if the value is stale and will soon be
+    /// served no more; they count from when they are put on an executor's queue. Calls that can't fail count, and are never
+    /// refused; nor is one that takes over from a load whose lease is over. A [`load_many`](crate::Cache::load_many) counts once
+    /// for each key that it loads, and is refused only if there is no room for the first. At least 1. Default: no limit.
     pub fn max_concurrent_loads(mut self, loads: usize) -> Self {
         self.max_concurrent_loads = Some(loads);
         self
@@ -406,7 +407,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     }
 
     /// Where background refreshes run. Default: a keeper of the cache's own, up to four threads that are started when
-    /// the first refresh is due, and one that sweeps, started when the first value with a deadline is stored. With an executor
+    /// the first refresh is due, and one that sweeps, started when the first value with a deadline, failure or absence is stored. With an executor
     /// there is no keeper, and nobody sweeps a cache that is not written to.
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.executor = Some(Arc::new(executor));

@@ -279,8 +279,9 @@ impl Backoff {
 
     /// The pause after that many failures in a row, the first being 1; `chance` is from `[0, 1)`.
     pub(crate) fn pause(&self, failures: u32, chance: f64) -> Duration {
-        let doubled = 1_u32.checked_shl(failures.saturating_sub(1));
-        let whole = doubled.map_or(self.cap, |times| self.first.saturating_mul(times)).min(self.cap);
+        // No length can be doubled more often and be more than zero and less than the longest.
+        let doublings = failures.saturating_sub(1).min(u32::BITS * 3);
+        let whole = (0..doublings).fold(self.first, |pause, _| pause.saturating_mul(2)).min(self.cap);
         scaled(whole, 1.0 - self.jitter * chance)
     }
 }
@@ -503,6 +504,23 @@ mod tests {
         // A TTL beyond the end of `soft`: the hard deadline stays.
         let (soft, hard) = (nano(LAST).plus(Duration::from_secs(5)), nano(LAST).plus(Duration::from_secs(9)));
         assert_eq!(parts(Times::new(at(0), soft, hard)), (nano(floored(LAST) ^ LAST), nano(LAST), hard));
+    }
+
+    #[test]
+    fn pauses_double_until_the_cap() {
+        let secs = Duration::from_secs;
+        let pauses = |backoff: Backoff, n: std::ops::RangeInclusive<u32>| -> Vec<Duration> {
+            n.map(|failures| backoff.jitter(0.0).pause(failures, 0.5)).collect()
+        };
+        let usual = Backoff::exponential(secs(1), secs(5));
+        assert_eq!(pauses(usual, 0..=5), [1, 1, 2, 4, 5, 5].map(secs));
+        assert_eq!(pauses(usual, u32::MAX - 1..=u32::MAX), [5, 5].map(secs));
+        assert_eq!(usual.pause(2, 0.5), Duration::from_millis(1_500));
+        let nano = Backoff::exponential(Duration::from_nanos(1), Duration::MAX);
+        assert_eq!(pauses(nano, 32..=34), [31, 32, 33].map(|bit| Duration::from_nanos(1 << bit)));
+        assert_eq!(pauses(nano, 1_000..=1_000), [Duration::MAX]);
+        assert_eq!(pauses(Backoff::exponential(Duration::ZERO, secs(5)), 1..=100), [Duration::ZERO; 100]);
+        assert_eq!(pauses(Backoff::constant(Duration::MAX), 1..=3), [Duration::MAX; 3]);
     }
 
     proptest! {

@@ -207,16 +207,18 @@
 //! process-wide collector, and the waking of one flight's waiters, who share a small mutex with whoever is just about to
 //! wait for the same flight.
 //!
-//! The first value that is stored with a deadline starts a thread, the keeper's, unless an executor is given or the clock is
-//! moved by hand. The first task that waits for a deadline or a lease without tokio's timer starts it too, executor or not.
+//! The first value, failure or absence that is stored with a deadline starts a thread, the keeper's, unless an executor is
+//! given or the clock is moved by hand. The first task that waits for a deadline or a lease without tokio's timer starts it
+//! too, executor or not.
 //!
 //! In the steady state a hit stores nothing that another core reads. It writes the thread's own epoch record (when pinning
 //! and unpinning), its own line of counters, and nothing else: the table, the slot and the value are only read. Four
 //! exceptions: [`get`](Cache::get) clones the value, and cloning an `Arc` increments its shared count
 //! ([`read`](Cache::read) and [`Pinned::get`] do not clone); in a cache with a capacity the first two hits of an entry
 //! since the eviction policy looked at it note that; with a [`time_to_idle`](CacheBuilder::time_to_idle) the first hit of
-//! a clock tick notes the time; and once somebody has asked for the [hottest keys](Cache::hot_keys), about one hit in 128 notes
-//! its hash. A hit allocates nothing.
+//! a clock tick notes the time; with a [`miss_probability`](EarlyRefresh::miss_probability) some of the calls that may load
+//! are noted in the second half of a value's life; and once somebody has asked for the [hottest keys](Cache::hot_keys), about
+//! one hit in 128 notes its hash. A hit allocates nothing.
 //!
 //! # Memory
 //! What is removed or replaced is freed once no thread can be reading it: epoch-based reclamation (Fraser, *Practical
@@ -238,9 +240,9 @@
 //! looking at a few buckets, then after those.
 //!
 //! An entry of `u64` to `u64` takes 56 bytes, and 15 to 21 for its share of the table (32 while it grows); with a capacity
-//! 8 for its place in a queue, and 8 for each entry of the capacity for the sketch and the ghost. With a `time_to_idle` 8 are
-//! added, and a value that has replaced another in its entry has a box of its own. An `initial_capacity` that is not used takes
-//! 8 to 16 for each entry that is not there.
+//! 8 for its place in a queue, and 8 for each entry of the capacity for the sketch and the ghost. With a `time_to_idle` or an
+//! [`early_refresh`](CacheBuilder::early_refresh) 16 are added, and a value that has replaced another in its entry has a box of
+//! its own. An `initial_capacity` that is not used takes 8 to 16 for each entry that is not there.
 //!
 //! # User code
 //! | code | thread | holds | may use the cache | a panic |

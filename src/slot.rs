@@ -211,7 +211,7 @@ pub(crate) struct Tail {
     used: AtomicU64,
     /// How long loads of the key take, smoothed: an `f32` of nanoseconds; zero: not known.
     cost: PlainU32,
-    /// Reads of the value that were noted since it was loaded.
+    /// Reads of the value that were noted since it came.
     reads: PlainU32,
 }
 
@@ -228,10 +228,15 @@ impl Tail {
         let smoothed = if before > 0.0 { before + (nanos - before) / 4.0 } else { nanos };
         // Relaxed: as in `cost`.
         self.cost.store((smoothed as f32).max(1.0).to_bits(), Ordering::Relaxed);
+    }
+
+    /// Another value comes: no read of it has been noted.
+    pub(crate) fn begin_reads(&self) {
+        // Relaxed: as in `cost`.
         self.reads.store(0, Ordering::Relaxed);
     }
 
-    /// How many reads have been noted since a value was loaded.
+    /// How many reads have been noted since the value came.
     pub(crate) fn reads(&self) -> u32 {
         // Relaxed: as in `cost`.
         self.reads.load(Ordering::Relaxed)

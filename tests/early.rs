@@ -9,6 +9,7 @@
 
 mod common;
 
+use common::tasks::{Kept, Task};
 use common::{Gate, Random, Sut, Tally, eventually, ms, plain, secs};
 use quell::{Cache, EarlyRefresh, Job, LoadCause, LoadContext, Loaded, ManualClock, Provenance, Rejected};
 use std::f64::consts::PI;
@@ -308,4 +309,110 @@ fn settings_that_make_no_sense_are_refused() {
         let error = Cache::<u32, u32>::builder().early_refresh(early).try_build().unwrap_err();
         assert!(error.to_string().contains("early_refresh"), "{error}");
     }
+}
+
+#[test]
+fn cheap_loads_of_other_keys_do_not_keep_a_dear_one_from_firing() {
+    let (clock, fired) = (ManualClock::new(), Tally::default());
+    let cache = {
+        let fired = fired.clone();
+        plain::<u32, u32>()
+            .time_to_live(TTL)
+            .early_refresh(EarlyRefresh::beta(1.0))
+            .clock(clock.clone())
+            .executor(move |_: Job| {
+                fired.add();
+                Err(Rejected)
+            })
+    };
+    let cache = cache.loader(|_: &u32| Ok::<_, Error>(1)).build();
+    for _ in 0..2 {
+        cache.invalidate(&1);
+        cache.get_with(&1, || {
+            clock.advance(secs(1));
+            1
+        });
+        // Each of the others lives for as long, and is loaded in no time.
+        for _ in 0..8_000 {
+            clock.advance(ms(5));
+            cache.invalidate(&2);
+            assert_eq!(cache.get_or_load(&2).unwrap(), 1);
+        }
+        clock.advance(TTL - secs(2) - ms(5) * 8_000);
+        let before = fired.get();
+        for _ in 0..100 {
+            assert_eq!(cache.get_or_load(&1).unwrap(), 1);
+        }
+        let fires = fired.get() - before;
+        assert!(fires > 1, "13 of 100 reads are expected to fire with twice its cost left, and {fires} did");
+        clock.advance(secs(2));
+    }
+}
+
+#[test]
+fn the_rate_of_reads_is_that_of_the_value_that_is_there() {
+    let (p, lambda) = (0.05, 50.0);
+    let (cache, clock, fired) = uncoordinated(EarlyRefresh::miss_probability(p), ms(100));
+    let mut random = Random(17);
+    reload(&cache);
+    const LIVES: usize = 100;
+    let mut quiet = 0;
+    for _ in 0..LIVES {
+        // Written by hand in time, all its life.
+        cache.insert(1, 1);
+        clock.advance(TTL / 2);
+        let (before, mut left) = (fired.get(), TTL.as_secs_f64() / 2.0);
+        loop {
+            let step = -unit(&mut random).ln() / lambda;
+            left -= step;
+            if left <= 0.0 || fired.get() > before {
+                break;
+            }
+            clock.advance(Duration::from_secs_f64(step));
+            assert_eq!(cache.get_or_load(&1).unwrap(), 1);
+        }
+        quiet += usize::from(fired.get() == before);
+    }
+    let quiet = quiet as f64 / LIVES as f64;
+    assert!(quiet < 6.0 * p, "{quiet} went stale unseen");
+}
+
+#[test]
+fn warming_throws_no_dice() {
+    let (clock, fired) = (ManualClock::new(), Tally::default());
+    let cache =
+        plain::<u32, u32>().time_to_live(TTL).early_refresh(EarlyRefresh::beta(1e12)).clock(clock.clone());
+    let cache = {
+        let (clock, fired) = (clock.clone(), fired.clone());
+        cache.loader(move |_: &u32| {
+            fired.add();
+            clock.advance(ms(1));
+            Ok::<_, Error>(1)
+        })
+    };
+    let cache = cache.build();
+    assert_eq!(cache.get_or_load(&1).unwrap(), 1);
+    clock.advance(TTL * 3 / 4);
+    let report = cache.warm([1], quell::WarmOptions::new());
+    assert!(matches!(report.outcomes[&1], quell::WarmOutcome::Fresh));
+    assert_eq!((fired.get(), cache.stats().early_refreshes), (1, 0));
+}
+
+#[test]
+fn a_load_takes_from_its_first_poll_on() {
+    let (clock, spawned) = (ManualClock::new(), Kept::default());
+    let cache = plain::<u32, u32>().clock(clock.clone()).spawner(spawned.clone()).build();
+    let load = {
+        let clock = clock.clone();
+        async move {
+            clock.advance(ms(100));
+            1
+        }
+    };
+    let mut caller = Task::new(cache.ask(&1).load_with_async(load));
+    assert!(!caller.poll());
+    clock.advance(secs(5));
+    assert_eq!(spawned.run(), 1);
+    let answer = caller.finish().unwrap();
+    assert_eq!(answer.provenance, Provenance::Loaded { took: ms(100) }, "its task had to wait for its turn");
 }

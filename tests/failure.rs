@@ -174,7 +174,9 @@ fn an_absence_is_remembered_for_its_time() {
         clock.advance(secs(10));
         assert_eq!(kind(cache.get_or_load(&1)), LoadErrorKind::Absent);
         assert_eq!(loads.get(), 2);
-        // To calls that must have a value it is a miss.
+        // To calls that must have a value it is a miss, and no failure.
+        assert_eq!(kind(cache.get_or_load(&2)), LoadErrorKind::Absent);
+        assert_eq!(cache.try_get_with(&2, || Ok::<_, Error>(6)).unwrap(), 6);
         assert_eq!(cache.get_with(&1, || 5), 5);
         assert_eq!(cache.get_or_load(&1).unwrap(), 5);
     });
@@ -247,4 +249,70 @@ fn a_back_off_that_makes_no_sense_is_refused() {
         let text = build(backoff).unwrap_err().to_string();
         assert!(text.contains("error_backoff"), "{text}");
     }
+}
+
+#[test]
+fn a_remembered_absence_is_no_failure_of_a_call_for_many() {
+    let cache = plain::<u32, u32>().negative_ttl(secs(1_000)).build();
+    let known = |keys: &[u32]| {
+        let known = keys.iter().filter(|k| **k != 2).map(|k| (*k, 1));
+        Ok::<_, Error>(known.collect::<Vec<_>>())
+    };
+    assert_eq!(cache.load_many([1, 2], known).unwrap().len(), 1);
+    let found = cache.load_many([1, 2, 3], |keys| {
+        assert_eq!(keys, [3], "it is known to be absent");
+        known(keys)
+    });
+    let mut found: Vec<u32> = found.unwrap().into_keys().collect();
+    found.sort_unstable();
+    assert_eq!((found, cache.stats().negative_hits), (vec![1, 3], 1));
+    let none = smol::block_on(cache.load_many_async([2], |_| async { Ok::<[(u32, u32); 0], Error>([]) }));
+    assert!(none.unwrap().is_empty());
+}
+
+#[test]
+fn what_is_remembered_goes_when_its_time_is_over() {
+    let clock = ManualClock::new();
+    let cache = plain::<u32, u32>()
+        .negative_ttl(secs(10))
+        .error_backoff(Backoff::constant(secs(10)))
+        .clock(clock.clone())
+        .build();
+    for k in 0..1_000 {
+        assert_eq!(cache.optionally_get_with(&k, || None), None);
+        drop(cache.try_get_with(&(k + 2_000), || Err::<u32, _>(Error)));
+    }
+    assert_eq!((cache.len(), cache.weighted_size()), (0, 2_000));
+    clock.advance(secs(20));
+    // Nothing in this cache ends but what is remembered, and nobody asks for that again.
+    (5_000..8_000).for_each(|k| cache.insert(k, 1));
+    assert!(cache.weighted_size() < 3_100, "{} is left", cache.weighted_size() - 3_000);
+}
+
+#[test]
+fn old_failures_are_forgotten() {
+    let clock = ManualClock::new();
+    let backoff = Backoff::exponential(secs(1), secs(8)).jitter(0.0);
+    let cache = plain::<u32, u32>().soft_ttl(secs(1)).error_backoff(backoff).clock(clock.clone()).build();
+    cache.insert(1, 1);
+    clock.advance(secs(2));
+    let loads = Tally::default();
+    let call = || {
+        let fails = || {
+            loads.add();
+            Err::<u32, _>(Error)
+        };
+        assert_eq!(cache.try_get_with(&1, fails).unwrap(), 1);
+        loads.get()
+    };
+    assert_eq!(call(), 1);
+    clock.advance(secs(1));
+    assert_eq!(call(), 2);
+    clock.advance(secs(2));
+    assert_eq!(call(), 3, "twice as long");
+    // The pause of four seconds, and as long as the longest one without a load.
+    clock.advance(secs(4 + 8));
+    assert_eq!(call(), 4);
+    clock.advance(secs(1));
+    assert_eq!(call(), 5, "the first failure again");
 }

@@ -8,9 +8,13 @@
 mod common;
 
 use common::{Gate, Queue, Tally, eventually, ms, plain, secs, until_waiting};
-use quell::{Cache, LoadError, LoadErrorKind, ManualClock, Provenance};
+use quell::{Cache, Clock, LoadError, LoadErrorKind, ManualClock, Provenance};
 use std::fmt::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake};
 use std::thread;
+use std::time::Duration;
 
 fn kind<T: std::fmt::Debug>(result: Result<T, LoadError>) -> LoadErrorKind {
     result.unwrap_err().kind()
@@ -133,39 +137,45 @@ fn one_waiter_too_many_takes_the_ladder_at_once() {
         .fallback(|k| (*k == 2).then_some(22))
         .clock(clock.clone())
         .build();
-    cache.insert(1, 11);
-    clock.advance(secs(2));
-    let (gate, cache, loads) = (Gate::default(), &cache, Tally::default());
-    thread::scope(|s| {
-        let load = |k: u32| {
-            let (gate, loads) = (gate.clone(), loads.clone());
-            move || {
-                loads.add();
-                gate.pass();
-                Ok::<_, Error>(k)
+    let cache = &cache;
+    // Twice: whoever has waited has left.
+    for round in 0..2 {
+        let (gate, loads) = (Gate::default(), Tally::default());
+        cache.invalidate_all();
+        cache.insert(1, 11);
+        clock.advance(secs(2));
+        thread::scope(|s| {
+            let load = |k: u32| {
+                let (gate, loads) = (gate.clone(), loads.clone());
+                move || {
+                    loads.add();
+                    gate.pass();
+                    Ok::<_, Error>(k)
+                }
+            };
+            for k in 1..=3 {
+                let (mine, other) = (load(k), load(k));
+                s.spawn(move || cache.try_get_with(&k, mine).unwrap());
+                eventually(|| cache.in_flight().len() == k as usize);
+                s.spawn(move || cache.try_get_with(&k, other).unwrap());
             }
-        };
-        for k in 1..=3 {
-            let (mine, other) = (load(k), load(k));
-            s.spawn(move || cache.try_get_with(&k, mine).unwrap());
-            eventually(|| cache.in_flight().len() == k as usize);
-            s.spawn(move || cache.try_get_with(&k, other).unwrap());
-        }
-        until_waiting(cache, 3);
-        let answer = cache.ask(&1).try_load_with(load(0)).unwrap();
-        assert!(matches!((answer.value, answer.provenance), (11, Provenance::Grace { .. })));
-        assert_eq!(cache.ask(&2).try_load_with(load(0)).unwrap().provenance, Provenance::Fallback);
-        let error = cache.try_get_with(&3, load(0)).unwrap_err();
-        assert_eq!(error.kind(), LoadErrorKind::Overloaded);
-        assert!(error.to_string().contains("max_waiters"), "{error}");
-        // One that never gives up waits all the same.
-        let patient = s.spawn(|| cache.get_with(&3, || unreachable!("somebody loads it")));
-        until_waiting(cache, 4);
-        gate.open();
-        assert_eq!(patient.join().unwrap(), 3);
-    });
-    assert_eq!(loads.get(), 3);
-    assert_eq!(cache.stats().waiters, 0);
+            // Counted as one who waits before the join is.
+            eventually(|| cache.stats().joins == 4 * round + 3);
+            let answer = cache.ask(&1).try_load_with(load(0)).unwrap();
+            assert!(matches!((answer.value, answer.provenance), (11, Provenance::Grace { .. })));
+            assert_eq!(cache.ask(&2).try_load_with(load(0)).unwrap().provenance, Provenance::Fallback);
+            let error = cache.try_get_with(&3, load(0)).unwrap_err();
+            assert_eq!(error.kind(), LoadErrorKind::Overloaded);
+            assert!(error.to_string().contains("max_waiters"), "{error}");
+            // One that never gives up waits all the same.
+            let patient = s.spawn(|| cache.get_with(&3, || unreachable!("somebody loads it")));
+            until_waiting(cache, 4);
+            gate.open();
+            assert_eq!(patient.join().unwrap(), 3);
+        });
+        assert_eq!(loads.get(), 3);
+        assert_eq!(cache.stats().waiters, 0);
+    }
 }
 
 #[test]
@@ -173,4 +183,149 @@ fn no_loads_at_all_is_refused_as_a_setting() {
     let error = Cache::<u32, u32>::builder().max_concurrent_loads(0).try_build().unwrap_err();
     assert!(error.to_string().contains("max_concurrent_loads"), "{error}");
     assert_eq!(Cache::<u32, u32>::builder().max_waiters(0).build().get_with(&1, || 1), 1);
+}
+
+/// Whether the only permit of a cache is there to be had.
+fn admits<K, V>(cache: &common::Sut<K, V>, key: &K, value: V) -> bool
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + std::fmt::Debug + Send + Sync + 'static,
+{
+    cache.invalidate(key);
+    match cache.try_get_with(key, || Ok::<_, Error>(value)) {
+        Ok(_) => true,
+        Err(error) if error.kind() == LoadErrorKind::Overloaded => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_key_that_panics_when_it_is_cloned_keeps_no_permit() {
+    #[derive(Debug, PartialEq, Eq, Hash)]
+    struct Key(u32);
+    impl Clone for Key {
+        fn clone(&self) -> Self {
+            assert_ne!(self.0, 13, "a key that panics");
+            Self(self.0)
+        }
+    }
+    let cache = plain::<Key, u32>().max_concurrent_loads(1).build();
+    assert!(common::quietly(|| cache.try_get_with(&Key(13), || Ok::<_, Error>(1))).is_err());
+    assert!(admits(&cache, &Key(1), 1));
+}
+
+#[test]
+fn a_clock_that_panics_keeps_no_permit() {
+    /// Panics when it is read for the nth time.
+    #[derive(Clone)]
+    struct Broken(Arc<AtomicUsize>);
+    impl Clock for Broken {
+        fn now(&self) -> Duration {
+            assert_ne!(self.0.fetch_sub(1, Ordering::SeqCst), 0, "a clock that panics");
+            ms(1)
+        }
+    }
+    let broken = Broken(Arc::new(AtomicUsize::new(1_000_000)));
+    let cache = plain::<u32, u32>().max_concurrent_loads(1).clock(broken.clone()).build();
+    let mut panics = 0;
+    for nth in 0..20 {
+        broken.0.store(nth, Ordering::SeqCst);
+        panics += usize::from(common::quietly(|| cache.try_get_with(&1, || Ok::<_, Error>(1))).is_err());
+        broken.0.store(1_000_000, Ordering::SeqCst);
+        assert!(admits(&cache, &2, 2), "after a panic at reading {nth}");
+        cache.invalidate_all();
+    }
+    assert!(panics > 2, "it panicked {panics} times");
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_permit() {
+    struct Bomb;
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    let cache = plain::<u32, u32>().max_concurrent_loads(1).build();
+    let (gate, cache) = (Gate::default(), &cache);
+    thread::scope(|s| {
+        let leader = {
+            let gate = gate.clone();
+            let load = move || {
+                gate.pass();
+                1
+            };
+            s.spawn(move || common::quietly(|| cache.get_with(&1, load)))
+        };
+        eventually(|| gate.arrived() == 1);
+        let mut waiter = Box::pin(cache.get_with_async(&1, async { unreachable!("somebody loads it") }));
+        let bomb = Arc::new(Bomb).into();
+        assert!(waiter.as_mut().poll(&mut Context::from_waker(&bomb)).is_pending());
+        gate.open();
+        drop(leader.join().unwrap());
+        assert_eq!(cache.get(&1), Some(1));
+    });
+    assert!(admits(cache, &2, 2));
+}
+
+#[test]
+fn a_permit_goes_to_who_takes_over_what_is_queued() {
+    let queue = Queue::default();
+    let cache = plain::<u32, u32>()
+        .max_concurrent_loads(1)
+        .executor(queue.clone())
+        .loader(|k: &u32| Ok::<_, Error>(*k))
+        .build();
+    for _ in 0..3 {
+        cache.invalidate_all();
+        assert!(cache.refresh(&1));
+        assert_eq!(kind(cache.try_get_with(&2, || Ok::<_, Error>(2))), LoadErrorKind::Overloaded);
+        // It has nothing to serve, and loads in place of the job.
+        assert_eq!(cache.get_or_load(&1).unwrap(), 1);
+        assert!(admits(&cache, &2, 2), "the job has nothing left to do");
+    }
+    // And is not given back twice.
+    assert_eq!((queue.len(), queue.run()), (3, 3));
+    let (gate, cache) = (Gate::default(), &cache);
+    thread::scope(|s| {
+        let load = {
+            let gate = gate.clone();
+            move || {
+                gate.pass();
+                3
+            }
+        };
+        s.spawn(move || cache.get_with(&3, load));
+        eventually(|| gate.arrived() == 1);
+        assert!(!admits(cache, &4, 4));
+        gate.open();
+    });
+    assert!(admits(cache, &4, 4));
+}
+
+#[test]
+fn a_batch_is_one_load_to_the_limit() {
+    let cache = plain::<u32, u32>().max_concurrent_loads(2).build();
+    let squares = |keys: &[u32]| Ok::<_, Error>(keys.iter().map(|k| (*k, k * k)).collect::<Vec<_>>());
+    assert_eq!(cache.load_many(0..10, squares).unwrap().len(), 10);
+    assert_eq!(
+        smol::block_on(cache.load_many_async(10..20, |keys| async move { squares(&keys) })).unwrap().len(),
+        10
+    );
+    let (gate, cache) = (Gate::default(), &cache);
+    thread::scope(|s| {
+        for k in [101, 102] {
+            let gate = gate.clone();
+            s.spawn(move || {
+                cache.get_with(&k, || {
+                    gate.pass();
+                    k
+                })
+            });
+        }
+        eventually(|| gate.arrived() == 2);
+        assert_eq!(kind(cache.load_many(20..30, squares)), LoadErrorKind::Overloaded);
+        gate.open();
+    });
+    assert_eq!(cache.load_many(20..30, squares).unwrap().len(), 10);
 }

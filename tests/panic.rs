@@ -454,6 +454,33 @@ fn a_background_panic_is_caught_and_counted() {
 }
 
 #[test]
+fn a_previous_value_that_panics_when_it_is_cloned_does_not_reach_the_executor() {
+    let fuse = Fuse::default();
+    for asynchronous in [false, true] {
+        let (clock, queue) = (ManualClock::new(), Queue::default());
+        let builder = plain().soft_ttl(secs(1)).clock(clock.clone()).executor(queue.clone());
+        let cache = if asynchronous {
+            let fuse = fuse.clone();
+            builder.async_loader_fn(move |n: u32| std::future::ready(Ok::<_, Error>(fuse.value(n)))).build()
+        } else {
+            let fuse = fuse.clone();
+            builder.loader_fn(move |n: &u32| Ok::<_, Error>(fuse.value(*n))).build()
+        };
+        cache.insert(1, fuse.value(7));
+        clock.advance(secs(1));
+        assert_eq!(cache.get_or_load(&1).unwrap().0, 7);
+        fuse.arm(Site::Clone, 1);
+        assert_eq!(quietly(|| queue.run()).ok(), Some(1));
+        assert!(fuse.disarm(), "it was cloned");
+        assert_eq!(cache.read(&1, |value| value.0), Some(7));
+        clock.advance(secs(1));
+        assert_eq!(cache.get_or_load(&1).unwrap().0, 7);
+        assert_eq!(queue.run(), 1);
+        assert_eq!(cache.get_or_load(&1).unwrap().0, 1, "the next refresh works");
+    }
+}
+
+#[test]
 fn a_panic_in_a_nested_load_passes_through() {
     let cache = plain::<u32, u32>().build();
     let text = panic_of(|| cache.get_with(&1, || cache.get_with(&2, || panic!("inner"))));

@@ -223,3 +223,106 @@ fn the_keeping_ends_with_the_cache_and_needs_a_loader() {
     drop(cache.keep_warm(std::iter::empty::<u32>(), secs(0)));
     assert_eq!(cache.len(), 0);
 }
+
+#[test]
+fn what_has_been_idle_for_too_long_is_not_warm() {
+    let (clock, loads) = (ManualClock::new(), Tally::default());
+    let cache = {
+        let loads = loads.clone();
+        plain::<u32, u32>()
+            .time_to_idle(secs(60))
+            .clock(clock.clone())
+            .executor(|job: quell::Job| {
+                job.run();
+                Ok(())
+            })
+            .loader(move |_: &u32| {
+                loads.add();
+                Ok::<_, Error>(1)
+            })
+            .build()
+    };
+    let kept = cache.keep_warm([1], secs(10));
+    eventually(|| loads.get() == 1);
+    for _ in 0..20 {
+        clock.advance(secs(10));
+        let seen = || cache.peek(&1).is_some();
+        eventually(seen);
+    }
+    assert!(loads.get() >= 4, "nobody uses it, so it is loaded once a minute: {}", loads.get());
+    drop(kept);
+}
+
+#[test]
+fn a_clock_that_panics_now_and_then_does_not_end_the_keeping() {
+    /// Real time, and a panic each time it is told to.
+    struct Fitful(Arc<AtomicUsize>, std::time::Instant);
+    impl quell::Clock for Fitful {
+        fn now(&self) -> std::time::Duration {
+            let of_the_keeper = thread::current().name() == Some("quell-warm");
+            // Every other reading of the thread that keeps warm.
+            assert!(
+                !of_the_keeper || self.0.fetch_add(1, Ordering::SeqCst).is_multiple_of(2),
+                "a clock that panics"
+            );
+            self.1.elapsed()
+        }
+    }
+    let loads = Tally::default();
+    let readings = Arc::new(AtomicUsize::new(0));
+    let cache = {
+        let loads = loads.clone();
+        plain::<u32, u32>()
+            .soft_ttl(ms(1))
+            .clock(Fitful(readings.clone(), std::time::Instant::now()))
+            .executor(|job: quell::Job| {
+                drop(job);
+                Ok(())
+            })
+            .loader(move |_: &u32| {
+                loads.add();
+                Ok::<_, Error>(1)
+            })
+            .build()
+    };
+    let kept = cache.keep_warm([1], ms(200));
+    eventually(|| readings.load(Ordering::SeqCst) >= 5);
+    drop(kept);
+}
+
+#[test]
+fn a_loader_that_warms_its_own_key_is_told_of_the_cycle() {
+    /// Loads by warming what it loads, and others.
+    struct Warms(Arc<std::sync::OnceLock<Sut<u32, u32>>>, Tally);
+    impl Loader<u32, u32> for Warms {
+        fn load(&self, key: &u32, _: &LoadContext<u32>) -> Result<Loaded<u32>, BoxError> {
+            if *key == 0 {
+                let report = self.0.get().unwrap().warm(0..8, WarmOptions::new().concurrency(8));
+                assert_eq!(report.loaded(), 7);
+                let (key, error) = report.failed().next().unwrap();
+                assert_eq!((*key, error.kind()), (0, LoadErrorKind::Cycle));
+                self.1.add();
+            }
+            Ok(Loaded::new(*key))
+        }
+    }
+    let (itself, told) = (Arc::new(std::sync::OnceLock::new()), Tally::default());
+    let cache = plain().loader(Warms(itself.clone(), told.clone())).build();
+    assert!(itself.set(cache.clone()).is_ok());
+    for round in 1..=20 {
+        cache.invalidate_all();
+        assert_eq!(cache.get_or_load(&0).unwrap(), 0);
+        assert_eq!(told.get(), round);
+    }
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn warming_under_a_pin_is_refused() {
+    let (cache, loads, _) = picky();
+    let pinned = cache.pin();
+    let text = common::panic_of(|| cache.warm([1, 2], WarmOptions::new()).loaded());
+    assert!(text.contains("Pinned"), "{text}");
+    drop(pinned);
+    assert_eq!(loads.get(), 0);
+}

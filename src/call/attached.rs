@@ -27,7 +27,7 @@ pub(crate) enum Attached<K, V> {
     Async(SharedAsyncLoader<K, V>),
 }
 
-/// What an attached loader is told.
+/// What an attached loader is told. A part of the load: a value's `Clone` is user code.
 fn context<K: 'static, V: Clone + 'static, S>(lease: &Lease<K, V, S>) -> LoadContext<V> {
     let previous = lease.previous(&pin());
     LoadContext { previous, cause: lease.cause(), lease_left: lease.core().settings.lease }
@@ -71,11 +71,11 @@ where
         let queued = lease.into_queued();
         let taken = match self {
             Self::Sync(loader) => core.execute(job(queued, move |lease| {
-                let cx = context(lease);
-                let load = |lease: &mut Lease<_, _, _>| {
-                    run(lease, |lease| said(lease, call(&*loader, lease.key(), cx), Ttl::default()))
+                let load = |lease: &Lease<_, _, _>| {
+                    let fetched = call(&*loader, lease.key(), context(lease));
+                    said(lease, fetched, Ttl::default())
                 };
-                caught(|| load(lease))
+                caught(|| run(lease, load))
             })),
             Self::Async(loader) if spawned => {
                 let load = move |lease: &Lease<_, _, _>| loader.start(key, context(lease));
@@ -83,7 +83,11 @@ where
             }
             Self::Async(loader) => core.execute(Job::new(move || {
                 let Some(lease) = queued.begin() else { return };
-                let future = loader.start(key, context(&lease));
+                let Some(cx) = caught(|| context(&lease)) else {
+                    let _ = lease.fail_alone(LoadError::panicked());
+                    return;
+                };
+                let future = loader.start(key, cx);
                 // Nobody's own: when the lease is over, whoever wants the value takes over.
                 drop(start(lease, future, Ttl::default(), By::Thread).park());
             })),
@@ -104,8 +108,8 @@ where
     {
         let loader = match self {
             Self::Sync(loader) => {
-                let cx = context(&lease);
-                return received(fetched(lease, ttl, |lease| call(&*loader, lease.key(), cx)));
+                let load = |lease: &Lease<_, _, _>| call(&*loader, lease.key(), context(lease));
+                return received(fetched(lease, ttl, load));
             }
             Self::Async(loader) => loader,
         };

@@ -157,8 +157,13 @@ where
             }
             let shared = waker_of(flight);
             let mut cx = Context::from_waker(own.unwrap_or(&shared));
-            let (runtime, future) = (&running.runtime, &mut running.future);
-            catch_unwind(AssertUnwindSafe(|| runtime.enter(|| future.as_mut().poll(&mut cx))))
+            let (runtime, future, begun) = (&running.runtime, &mut running.future, &mut running.begun);
+            catch_unwind(AssertUnwindSafe(|| {
+                if *begun == Moment::NEVER {
+                    *begun = core.time.precise();
+                }
+                runtime.enter(|| future.as_mut().poll(&mut cx))
+            }))
         })
     };
     match polled {

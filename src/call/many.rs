@@ -55,17 +55,22 @@ where
     fn look(&mut self) -> Result<Looked<'a, K, V, S>, LoadError> {
         let mut looked = Looked { claims: Vec::new(), leases: Vec::new(), joined: Vec::new() };
         for mut call in std::mem::take(&mut self.pending) {
-            let (lease, stale) = match call.look()? {
-                Step::Join(joined) => {
+            // All that it leads is one load.
+            call.terms.demand.is_let_in = !looked.leases.is_empty();
+            let (lease, stale) = match call.look() {
+                // Known to be absent: nothing is found, and nothing is to be loaded.
+                Err(error) if error.kind() == LoadErrorKind::Absent => continue,
+                Err(error) => return Err(error),
+                Ok(Step::Join(joined)) => {
                     looked.joined.push((call, joined));
                     continue;
                 }
-                Step::Turn(Turn::Served(value, _, lease)) => {
+                Ok(Step::Turn(Turn::Served(value, _, lease))) => {
                     self.found.insert(call.key().clone(), value);
                     let Some(lease) = lease else { continue };
                     (lease, true)
                 }
-                Step::Turn(Turn::Lead(lease)) => (lease, false),
+                Ok(Step::Turn(Turn::Lead(lease))) => (lease, false),
             };
             looked.leases.push(lease);
             looked.claims.push(Claim { call, stale });

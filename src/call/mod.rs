@@ -70,6 +70,7 @@ impl Terms {
             accept: Some(Accept::default()),
             may_lead: true,
             backs_off: false,
+            is_let_in: false,
             takes_absence: shares.shares(LoadErrorKind::Absent),
             miss: Start::Now,
             stale: Start::Now,
@@ -324,7 +325,7 @@ pub(crate) fn unexpected(error: &LoadError) -> ! {
 
 /// Waiting or loading under the user's own pin would hold up the reclamation of all quell caches.
 #[track_caller]
-fn refuse_under_pin() {
+pub(crate) fn refuse_under_pin() {
     if cfg!(debug_assertions) {
         assert!(
             !is_pinned_by_user(),

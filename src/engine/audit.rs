@@ -6,6 +6,7 @@
 //! - No slot is dead and still linked.
 //! - No load is under way, since a lease keeps its cache alive; one that waits on an executor's queue does not.
 //! - The loads that are to replace something are as many as have been counted.
+//! - No permit is out but those of loads that wait on an executor's queue, and nobody waits.
 
 use super::Core;
 use crate::policy::Audited;
@@ -62,6 +63,17 @@ impl<K, V, S> Core<K, V, S> {
         let counted = self.refreshing.0.load(Ordering::Relaxed).cast_signed();
         if counted != refreshing as isize {
             wrong.push(format!("refreshes: {counted} by the count, {refreshing} by the slots"));
+        }
+        // Relaxed: as above.
+        let (permits, waiting) =
+            (self.loading.0.load(Ordering::Relaxed), self.waiting.0.load(Ordering::Relaxed));
+        let mut queued = 0;
+        self.flights.each(&guard, |flight| queued += usize::from(!flight.is_over()));
+        if self.settings.max_concurrent_loads.is_some() && permits != queued {
+            wrong.push(format!("permits: {permits} are out, {queued} loads are queued"));
+        }
+        if waiting != 0 {
+            wrong.push(format!("waiters: {waiting} by the count"));
         }
         self.policy.audit(&slots, &guard, &mut |fault| wrong.push(fault));
         wrong

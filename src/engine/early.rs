@@ -5,14 +5,17 @@
 //! left and loads that take `delta`, a read fires with probability `exp(-t / (beta * delta))`. A read that fires tries to lead,
 //! and never waits.
 //!
-//! A hit looks at none of this before a window of the cache's own, which follows the longest scale that was seen.
+//! A hit looks at none of this before a window of the cache's own, which is as long as the values need that are there. Time is
+//! cut into periods, each as long as the longest life of what came in the one before: so a value has ended by the end of the
+//! period after its own, and the window is what the values of two periods need.
 
 use super::Core;
-use crate::clock::Moment;
+use crate::clock::{Moment, saturating_nanos};
 use crate::config::EarlyRefresh;
 use crate::freshness::Times;
 use crate::primitive::plain::{AtomicU64, Ordering};
 use crate::slot::{Slot, Tail};
+use std::time::Duration;
 
 /// Beyond so many scales a read fires less than once in 2^64 times: no number is drawn.
 const NEVER_FIRES: f64 = 44.4;
@@ -27,11 +30,23 @@ pub(super) struct Early {
     setting: AtomicU64,
     /// How long before a soft deadline a hit has to look: nanoseconds.
     window: AtomicU64,
+    /// The window that the values of this period need.
+    needed: AtomicU64,
+    /// Their longest life: nanoseconds.
+    longest: AtomicU64,
+    /// When the period is over; `NEVER` while somebody begins the next.
+    period_end: AtomicU64,
 }
 
 impl Early {
     pub(super) fn new(setting: EarlyRefresh) -> Self {
-        let early = Self { setting: AtomicU64::new(0), window: AtomicU64::new(0) };
+        let early = Self {
+            setting: AtomicU64::new(0),
+            window: AtomicU64::new(0),
+            needed: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            period_end: AtomicU64::new(0),
+        };
         early.set(setting);
         early
     }
@@ -65,19 +80,29 @@ impl Early {
         self.window.load(Ordering::Relaxed)
     }
 
-    /// Follows the longest load, and forgets it slowly.
-    fn widen(&self, cost: f64) {
+    /// A value comes whose loads take `cost` nanoseconds: sees to it that hits look at it in time.
+    ///
+    /// Relaxed throughout: where two come at one time, one may be seen to for a part of its life only.
+    fn widen(&self, cost: f64, times: &Times) {
+        let (born, soft) = (times.born(), times.soft());
         let beta = self.setting();
-        if beta <= 0.0 {
+        if beta <= 0.0 || cost <= 0.0 || soft == Moment::NEVER {
             return;
         }
-        let wanted = (NEVER_FIRES * beta * cost) as u64;
-        let window = self.window();
-        let next = if wanted > window { wanted } else { window - (window - wanted) / 1024 };
-        if next != window {
-            // Relaxed: as above.
-            self.window.store(next, Ordering::Relaxed);
+        let life = saturating_nanos(soft.since(born));
+        let end = self.period_end.load(Ordering::Relaxed);
+        let next = Moment::NEVER.nanos();
+        if end <= born.nanos()
+            && self.period_end.compare_exchange(end, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.window.store(self.needed.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            let end = born.nanos().saturating_add(self.longest.swap(0, Ordering::Relaxed)).min(next - 1);
+            self.period_end.store(end, Ordering::Relaxed);
         }
+        let needed = ((NEVER_FIRES * beta * cost) as u64).min(life / 2);
+        self.longest.fetch_max(life, Ordering::Relaxed);
+        self.needed.fetch_max(needed, Ordering::Relaxed);
+        self.window.fetch_max(needed, Ordering::Relaxed);
     }
 }
 
@@ -88,12 +113,14 @@ impl<K, V, S> Core<K, V, S> {
         Moment::from_nanos(now.nanos().saturating_add(self.early.window()))
     }
 
-    /// Notes how long a load of this slot's value has taken.
-    pub(super) fn note_cost(&self, slot: &Slot<K, V>, nanos: u64) {
-        if let Some(tail) = slot.tail() {
-            tail.loaded_in(nanos as f64);
-            self.early.widen(tail.cost());
+    /// Notes that a value with these times comes into the slot, and how long its load has taken, if it was loaded.
+    pub(super) fn note_value(&self, slot: &Slot<K, V>, took: Option<Duration>, times: &Times) {
+        let Some(tail) = slot.tail() else { return };
+        if let Some(took) = took {
+            tail.loaded_in(saturating_nanos(took) as f64);
         }
+        tail.begin_reads();
+        self.early.widen(tail.cost(), times);
     }
 
     /// Notes a read, and tells how many there have been, about.

@@ -1,10 +1,10 @@
 //! The lease: the leader's right to end a flight, once, in one of a few ways.
 
 use super::{Core, Place};
-use crate::clock::{Moment, saturating_nanos};
+use crate::clock::Moment;
 use crate::error::LoadError;
 use crate::flight::drive::{Put, Threads};
-use crate::flight::{Load, LoadCause, LoadFuture, Outcome, Running, Seat, Waits, Who};
+use crate::flight::{Finish, Load, LoadCause, LoadFuture, Outcome, Running, Seat, Waits, Who};
 use crate::freshness::{Stage, Ttl};
 use crate::observe::{Count, RemovalCause};
 use crate::primitive::epoch::{Guard, pin};
@@ -27,7 +27,7 @@ pub(crate) struct Lease<K, V, S> {
     seat: Option<Seat<Flight<K, V>>>,
     /// The flight that this one has taken over from, until it is ended.
     superseded: Option<Shared<Flight<K, V>>>,
-    /// When the loader was called, exactly.
+    /// When the loader was called, or the load's future was first polled, exactly.
     begun: Moment,
 }
 
@@ -134,7 +134,7 @@ impl<K, V, S> Lease<K, V, S> {
         }
         let how = Put { spawned: by.spawned(), orphaned: matches!(by, By::OwnTask), threads };
         if let Some(seat) = self.seat.take() {
-            let running = Running { future, ttl, seat, begun: self.begun, runtime, task: None };
+            let running = Running { future, ttl, seat, begun: Moment::NEVER, runtime, task: None };
             flight.drive.put(Load::Running(running), how);
         }
         Place::of_leader(core, flight, Who::Leader(waits))
@@ -180,6 +180,9 @@ impl<K, V, S> Lease<K, V, S> {
         }
         self.end_superseded();
         self.core.counters.add(Count::Loads);
+        if self.cause() == LoadCause::Early {
+            self.core.counters.add(Count::EarlyRefreshes);
+        }
         self.begun = self.core.time.precise();
     }
 
@@ -250,9 +253,13 @@ impl<K, V, S> Lease<K, V, S> {
         let core = self.core.clone();
         let now = core.time.now();
         let flight = self.flight.clone();
+        if core.settings.error_backoff.is_some() {
+            core.has_mortals();
+        }
         let next = |held: Held<'_, V>| {
             let rescues = held.cell().is_some_and(|c| core.stage_at(&flight.target, c, now) != Stage::Dead);
-            let attempts = held.record().map_or(0, |r| r.attempts).saturating_add(1);
+            let earlier = held.record().filter(|record| now < record.pause.forget);
+            let attempts = earlier.map_or(0, |record| record.attempts).saturating_add(1);
             match core.settings.error_backoff {
                 Some(backoff) => {
                     let end = now.plus(backoff.pause(attempts, core.chance()));
@@ -279,7 +286,10 @@ impl<K, V, S> Lease<K, V, S> {
         let outcome = |_| Outcome::Failure(LoadError::absent());
         let now = self.core.time.now();
         let next = match self.core.settings.negative_ttl {
-            Some(ttl) => Next::Absence { until: now.plus(ttl) },
+            Some(ttl) => {
+                self.core.has_mortals();
+                Next::Absence { until: now.plus(ttl) }
+            }
             None => Next::Dead,
         };
         self.end(|_| next, Some(RemovalCause::Explicit), outcome)
@@ -350,10 +360,10 @@ impl<K, V, S> Lease<K, V, S> {
         if waiters > 0 {
             flight.tell();
         }
-        if !flight.mark_outlived() {
-            core.load_is_over();
-        } else if flight.claim.queued {
-            core.keeper.one_is_back();
+        match flight.mark_over(Finish::Ended) {
+            None => core.load_is_over(),
+            Some(Finish::HangsInJob) => core.keeper.one_is_back(),
+            Some(Finish::TakenOver | Finish::Ended) => {}
         }
         core.sweep_a_little(core.shard(slot.hash()), &core.stay(pin()));
         drop(outbox);
@@ -398,11 +408,9 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     /// `shares` says whether those who have joined get the value.
     fn publish_to(self, shares: impl FnOnce(Published) -> bool, fetched: Fetched<V>, spare: &V) -> Published {
         let Fetched { value, ttl, weight, store, renews, took } = fetched;
-        if let Some(took) = took {
-            self.core.note_cost(&self.flight.target, saturating_nanos(took));
-        }
         let now = self.core.time.now();
         let times = self.core.times(ttl, now, self.flight.spread());
+        self.core.note_value(&self.flight.target, took, &times);
         let new = Weighed { cell: Cell { value, times }, weight };
         // Not used until the flight has ended: its destructor is user code.
         let mut unsold = None;

@@ -4,7 +4,7 @@ use super::limits::Asks;
 use super::{Core, Hit, Lease, Place, Stay};
 use crate::clock::Moment;
 use crate::error::LoadError;
-use crate::flight::{Claim, LoadCause, Waits};
+use crate::flight::{Claim, Finish, LoadCause, Waits};
 use crate::freshness::Stage;
 use crate::observe::Count;
 use crate::primitive::Arc as Shared;
@@ -54,6 +54,8 @@ pub(crate) struct Demand {
     pub(crate) may_lead: bool,
     /// Whether it must let a back-off pass.
     pub(crate) backs_off: bool,
+    /// Whether the same call has been let in with another key, and loads both at once.
+    pub(crate) is_let_in: bool,
     /// Whether a remembered absence is an answer.
     pub(crate) takes_absence: bool,
     /// How a load begins that somebody waits for.
@@ -68,7 +70,7 @@ impl Demand {
     /// How it asks for a permit to load what it waits for.
     fn asks(&self) -> Asks {
         match self.miss {
-            Start::Now if self.backs_off => Asks::Foreground,
+            Start::Now if self.backs_off && !self.is_let_in => Asks::Foreground,
             Start::Now => Asks::Anyhow,
             Start::Queued | Start::Spawned => Asks::Background { urgent: false },
         }
@@ -135,10 +137,12 @@ where
                 if !demand.may_lead {
                     return Lookup::NotCached;
                 }
+                // User code, which may panic: before there is a permit.
+                let (key, now) = (key.to_owned(), self.time.now());
                 if !self.admits_load(demand.asks()) {
                     return Lookup::Overloaded;
                 }
-                match self.found(hash, key, demand.miss, stay) {
+                match self.found(hash, key, demand.miss, now, stay) {
                     Some(lease) => return Lookup::Lead(lease),
                     None => continue,
                 }
@@ -222,23 +226,18 @@ where
         }
     }
 
-    /// A new slot with a load under way. `None` if somebody else has linked one meanwhile.
-    fn found<Q>(
+    /// A new slot with a load under way, with a permit. `None` if somebody else has linked one meanwhile.
+    fn found(
         self: &Arc<Self>,
         hash: u64,
-        key: &Q,
+        key: K,
         start: Start,
+        now: Moment,
         stay: &Stay<'_, K, V, S>,
-    ) -> Option<Lease<K, V, S>>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        let now = self.time.now();
-        let (slot, flight) =
-            Unborn::with_flight(hash, key.to_owned(), self.tails().then_some(now), |target, prev| {
-                Flight::new(target, prev, self.begins(start, LoadCause::Miss, now, true))
-            });
+    ) -> Option<Lease<K, V, S>> {
+        let (slot, flight) = Unborn::with_flight(hash, key, self.tails().then_some(now), |target, prev| {
+            Flight::new(target, prev, self.begins(start, LoadCause::Miss, now, true))
+        });
         let lease = Lease::new(self, flight);
         step();
         slot.link(&self.shard(hash).table, stay).is_ok().then(|| lease.under_way())
@@ -278,18 +277,17 @@ where
         }
         let mut lease = self.claim(slot, State::Loading(old), start, cause, now, stay)?;
         self.counters.add(Count::Takeovers);
-        if running {
-            // Counted first, and taken back if the load has ended just now.
-            let hangs = old.claim.queued;
-            if hangs {
-                self.keeper.one_hangs();
-            }
-            if !old.mark_outlived() {
-                // There is one permit for the two of them.
-                self.load_is_over();
-            } else if hangs {
-                self.keeper.one_is_back();
-            }
+        // Counted first, and taken back if the load has ended just now.
+        let hangs = running && old.claim.queued;
+        if hangs {
+            self.keeper.one_hangs();
+        }
+        let over = if hangs { Finish::HangsInJob } else { Finish::TakenOver };
+        if old.mark_over(over).is_none() {
+            // There is one permit for the two of them.
+            self.load_is_over();
+        } else if hangs {
+            self.keeper.one_is_back();
         }
         lease.supersedes(share_of(old));
         Some(lease)
@@ -331,9 +329,7 @@ where
         {
             return None;
         }
-        let lease = self.claim(slot, State::Ready(held), start, LoadCause::Early, now, stay)?;
-        self.counters.add(Count::EarlyRefreshes);
-        Some(lease)
+        self.claim(slot, State::Ready(held), start, LoadCause::Early, now, stay)
     }
 
     /// The one CAS by which a load of an existing slot begins, with a permit.

@@ -39,7 +39,7 @@ use crate::policy::Policy;
 use crate::primitive::epoch::{Guard, drop_panics, flush, number, pin, unreclaimed};
 use crate::primitive::park::Bell;
 use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::primitive::{Padded, caught};
+use crate::primitive::{Padded, atomic, caught};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
 use early::Early;
@@ -79,11 +79,11 @@ pub(crate) struct Core<K, V, S> {
     /// CAS, so this may wrap below zero.
     refreshing: Padded<AtomicUsize>,
     /// Permits to load that are out, where there is a limit.
-    loading: Padded<AtomicUsize>,
+    loading: Padded<atomic::AtomicUsize>,
     /// Callers who wait, where there is a limit.
-    waiting: Padded<AtomicUsize>,
+    waiting: Padded<atomic::AtomicUsize>,
     flights: Registry<Flight<K, V>>,
-    /// Whether a value has been stored that can end, so that a sweep has something to find. Never cleared.
+    /// Whether something has been stored that can end, so that a sweep has something to find. Never cleared.
     mortal: AtomicBool,
     /// Whether the keeper sweeps.
     sweeps: bool,
@@ -207,15 +207,21 @@ impl<K, V, S> Core<K, V, S> {
     pub(crate) fn times(&self, own: Ttl, now: Moment, spread: f64) -> Times {
         let lifetime = self.settings.lifetime.spread(spread);
         let times = lifetime.times(own, now, || self.chance());
-        let ends = times.hard() != Moment::NEVER || self.idles();
+        if times.hard() != Moment::NEVER || self.idles() {
+            self.has_mortals();
+        }
+        times
+    }
+
+    /// What is about to be stored can end: there is something to sweep. Not under a pin.
+    fn has_mortals(&self) {
         // Relaxed: whoever misses it sweeps at its next write.
-        if ends && !self.mortal.load(Ordering::Relaxed) {
+        if !self.mortal.load(Ordering::Relaxed) {
             self.mortal.store(true, Ordering::Relaxed);
             if self.sweeps {
                 self.keeper.begin_upkeep();
             }
         }
-        times
     }
 
     /// A number from `[0, 1)`. Needs no state of the thread, which may be in its last destructors.
@@ -543,14 +549,14 @@ where
         }
     }
 
-    /// Whether a key has a value that is fresh until then.
+    /// Whether a key has a value that is fresh until then, if nobody uses it.
     pub(crate) fn is_fresh_until<Q>(&self, key: &Q, until: Moment, guard: &Guard) -> bool
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let found = self.seek(self.hash(key), key, guard);
-        found.and_then(|(_, state)| state.held().cell()).is_some_and(|cell| until < cell.times.soft())
+        let Some((slot, state)) = self.seek(self.hash(key), key, guard) else { return false };
+        state.held().cell().is_some_and(|cell| self.stage_at(slot, cell, until) == Stage::Fresh)
     }
 
     /// Whether a hit of a key would note something in its slot.

@@ -27,7 +27,7 @@
 //! | `a_charge_that_was_not_used_comes_back` | what was charged for a CAS that fails stays counted |
 //!
 //! Each cache is [audited](super::audit) when it ends: its weight, its counts, and one element for each slot. The models of
-//! the policy alone, which go deeper there, are in `policy::models`.
+//! the policy alone, which go deeper there, are in `policy::models`; those of the permits to load in [`limits`].
 
 use super::*;
 use crate::clock::Clock;
@@ -43,6 +43,8 @@ use crate::primitive::epoch::pin;
 use crate::primitive::model::{Census, FEW, Pins, Value, both, check, spawn};
 use std::sync::Weak;
 use std::time::Duration;
+
+mod limits;
 
 const KEY: u8 = 7;
 
@@ -106,6 +108,7 @@ impl Fixture {
             accept,
             may_lead: true,
             backs_off: false,
+            is_let_in: false,
             takes_absence: false,
             miss: Start::Now,
             stale: Start::Now,

@@ -119,6 +119,7 @@ where
             if let Some((slot, state)) = self.seek(hash, &key, stay) {
                 let more = new.weight.saturating_sub(slot.weight_of(state.held()));
                 admission = admission.or_else(|| self.make_room(Some(slot), hash, new.weight, more, stay));
+                self.note_value(slot, None, &times);
                 let next = Next::Value(NewCell::boxed(new));
                 match self.swing(slot, state, next, Some(RemovalCause::Replaced), stay) {
                     Ok(()) => return self.stored(slot, admission, stay),

@@ -160,6 +160,24 @@ pub(crate) fn nested<'a>(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Op
     outer.map(|outer| graph.add(outer, id, name))
 }
 
+/// The load that a thread is in, for others that work for it.
+pub(crate) struct Behalf(Option<Running>);
+
+impl Behalf {
+    /// Of the calling thread.
+    pub(crate) fn here() -> Self {
+        let innermost = running(|r| r.last().map(|r| Running { id: r.id, name: r.name.clone() }));
+        Self(innermost.flatten())
+    }
+
+    /// While what is returned exists, the calling thread is in that load too, if it was in none. The load must last as long.
+    pub(crate) fn enter(&self) -> Option<Loading<'static>> {
+        let Running { id, name } = self.0.as_ref()?;
+        let is_in_one = running(|r| !r.is_empty()).unwrap_or(true);
+        (!is_in_one).then(|| Loading::resume(*id, name))
+    }
+}
+
 impl<'a> Loading<'a> {
     /// Enters the loader of flight `id`, of the cache called `name`.
     pub(crate) fn enter(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Self {

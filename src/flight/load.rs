@@ -65,7 +65,7 @@ pub(crate) struct Running<V, T, P> {
     /// The times that the call asked for.
     pub(crate) ttl: Ttl,
     pub(crate) seat: Seat<Flight<V, T, P>>,
-    /// When it was begun, exactly.
+    /// When it was first polled, exactly; `NEVER`: not yet.
     pub(crate) begun: Moment,
     /// What it was made under.
     pub(crate) runtime: Runtime,

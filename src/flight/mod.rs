@@ -91,6 +91,17 @@ impl Claim {
     }
 }
 
+/// How a load has come to an end for those who count loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// By itself.
+    Ended = 1,
+    /// Somebody loads in its place.
+    TakenOver,
+    /// As `TakenOver`, and a job of an executor's is still in it.
+    HangsInJob,
+}
+
 /// One load of one key. `T` is what it is to fill, `P` what was there before.
 pub(crate) struct Flight<V, T, P> {
     pub(crate) target: T,
@@ -101,8 +112,8 @@ pub(crate) struct Flight<V, T, P> {
     under_way: AtomicBool,
     /// How widely the deadlines of what it brings are to be spread, beyond the cache's jitter: an `f32`.
     spread: PlainU32,
-    /// Set by the first of two: who takes a load over that runs, and that load's end.
-    outlived: AtomicBool,
+    /// A [`Finish`], or zero. Set by the first of two: who takes the load over, and the load's end.
+    over: PlainU32,
     interest: Interest,
     lease: LeaseWord,
     /// The load, if it is a future.
@@ -128,7 +139,7 @@ impl<V, T, P> Flight<V, T, P> {
             claim,
             under_way: AtomicBool::new(false),
             spread: PlainU32::new(0),
-            outlived: AtomicBool::new(false),
+            over: PlainU32::new(0),
             interest: Interest::new(),
             lease: claim.lease_end.map_or_else(LeaseWord::queued, LeaseWord::running),
             drive: Drive::empty(),
@@ -167,11 +178,18 @@ impl<V, T, P> Flight<V, T, P> {
         self.under_way.load(Ordering::Relaxed)
     }
 
-    /// Marks that the load has been taken over while it ran, or that it has ended; `true` if the other one came first.
+    /// Marks that the load has been taken over, or that it has ended, and tells if the other one came first.
     #[must_use]
-    pub(crate) fn mark_outlived(&self) -> bool {
+    pub(crate) fn mark_over(&self, over: Finish) -> Option<Finish> {
         // Relaxed: settles which of two came first; nothing is published by it.
-        self.outlived.swap(true, Ordering::Relaxed)
+        let first = self.over.swap(over as u32, Ordering::Relaxed);
+        [Finish::Ended, Finish::TakenOver, Finish::HangsInJob].into_iter().find(|over| *over as u32 == first)
+    }
+
+    /// Whether the load has been taken over, or has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        // Relaxed: as above.
+        self.over.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn is_queued(&self) -> bool {

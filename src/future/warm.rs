@@ -1,7 +1,7 @@
 //! Warming, as a future: lanes within one task, each of which takes the next key.
 
 use super::{lead, obtain};
-use crate::call::received;
+use crate::call::{received, refuse_under_pin};
 use crate::flight::Waits;
 use crate::freshness::Ttl;
 use crate::primitive::caught;
@@ -29,6 +29,9 @@ where
     /// an [`async_loader`](crate::CacheBuilder::async_loader) is polled, and a blocking one runs, is told at
     /// [`get_or_load_async`](Self::get_or_load_async). It leaves the turn to others of its thread after each 32 keys or so.
     ///
+    /// # Panics
+    /// In debug builds, if the thread holds a [`Pinned`](crate::Pinned) when it is first polled.
+    ///
     /// # Cancel safety
     /// Dropping the future loses nothing, and leaves nothing behind: keys that it has not come to are not loaded, what has been
     /// loaded stays, and loads that it leads go on for those who have joined them; if nobody has, the entry is again what it was
@@ -49,6 +52,7 @@ where
         keys: impl IntoIterator<Item = B>,
         options: WarmOptions,
     ) -> WarmReport<K> {
+        refuse_under_pin();
         let warming = Warming::new(keys, options);
         {
             let mut lanes: Vec<_> =

@@ -168,9 +168,10 @@ impl<K, V, S> Pace<K, V, S> {
                 return None;
             }
             // The clock is user code: if it panics, there is a next time.
-            let rest = match caught(|| cache.core.time.now()) {
-                Some(now) if self.due <= now => return Some((cache, now)),
-                Some(_) => cache.core.time.real_time_until(self.due),
+            let time = &cache.core.time;
+            let rest = match caught(|| (time.now(), time.real_time_until(self.due))) {
+                Some((now, _)) if self.due <= now => return Some((cache, now)),
+                Some((_, rest)) => rest,
                 None => Some(REST_AFTER_PANIC),
             };
             drop(cache);

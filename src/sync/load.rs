@@ -294,8 +294,8 @@ where
     /// Starts a load by the attached loader in the background, or leaves it to the one that is under way. Whatever is
     /// cached is served until then.
     ///
-    /// Returns whether a load is under way now: not if no loader is attached, if the executor is full, or while a back-off
-    /// lasts. Never waits.
+    /// Returns whether a load is under way now: not if no loader is attached, if the executor is full, while a back-off
+    /// lasts, or while too many loads run. Never waits.
     pub fn refresh<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,

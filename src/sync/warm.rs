@@ -1,11 +1,12 @@
 //! Warming: keys are loaded before anybody asks for them.
 
 use super::Cache;
-use crate::call::{Attached, Call, How, Shares, Terms, Turn};
+use crate::call::{Attached, Call, How, Shares, Terms, Turn, refuse_under_pin};
 use crate::engine::{Accept, Lease};
 use crate::error::{LoadError, LoadErrorKind};
 use crate::executor::crew;
 use crate::flight::Waits;
+use crate::flight::cycle::Behalf;
 use crate::freshness::{Stage, Ttl};
 use crate::primitive::basket::Basket;
 use crate::primitive::caught;
@@ -68,7 +69,8 @@ impl WarmOptions {
         self
     }
 
-    /// Is called after each key, on the thread that has dealt with it. It must not block where that is a task's. With [`ControlFlow::Break`] no further load begins.
+    /// Is called after each key, on the thread that has dealt with it; it must not block where that is a task's. With
+    /// [`ControlFlow::Break`], or if it panics, no further load begins.
     pub fn progress(
         mut self,
         progress: impl Fn(WarmProgress) -> ControlFlow<()> + Send + Sync + 'static,
@@ -273,6 +275,9 @@ where
     /// a loader every key that is not fresh fails as [`NotCached`](LoadErrorKind::NotCached). A loader's panic is caught and
     /// counted, and the key has [failed](WarmOutcome::Failed).
     ///
+    /// # Panics
+    /// In debug builds, if the thread holds a [`Pinned`](crate::Pinned).
+    ///
     /// # Blocking
     /// Until all loads have ended, up to their leases and the `wait_timeout` for those of others.
     pub fn warm<B: Borrow<K>>(
@@ -280,8 +285,11 @@ where
         keys: impl IntoIterator<Item = B>,
         options: WarmOptions,
     ) -> WarmReport<K> {
-        let warming = Warming::new(keys, options);
+        refuse_under_pin();
+        let (warming, behalf) = (Warming::new(keys, options), Behalf::here());
         crew(warming.concurrency(), || {
+            // Whoever wants the load that this call is in waits for what its threads do, too.
+            let _loading = behalf.enter();
             while let Some((nth, key)) = warming.next() {
                 warming.settle(nth, caught(|| self.warm_one(key, &warming)));
             }
