@@ -1,6 +1,7 @@
 //! A cache's settings, and the builder that checks them.
 
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::executor::{Executor, Spawner};
 use crate::freshness::{Backoff, Lifetime, Ttl};
 use crate::hash::DefaultHashBuilder;
 use crate::loader::{
-    AsyncLoader, Expiry, Fallback, IntoAsyncLoader, Loader, SharedAsyncLoader, SharedExpiry, SharedLoader,
+    AsyncBatchLoader, AsyncLoader, BatchLoader, Expiry, Fallback, InBatches, IntoAsyncLoader, Loader,
+    OneByOne, SharedAsyncLoader, SharedExpiry, SharedLoader,
 };
 use crate::observe::RemovalCause;
 use crate::policy::UNBOUNDED;
@@ -92,6 +94,8 @@ pub(crate) struct Settings<K, V> {
     pub(crate) fallback: Option<Fallback<K, V>>,
     pub(crate) loader: Option<SharedLoader<K, V>>,
     pub(crate) async_loader: Option<SharedAsyncLoader<K, V>>,
+    /// How many keys a batch loader is given at once, at most.
+    pub(crate) max_batch_size: usize,
     pub(crate) spawner: Option<Arc<dyn Spawner>>,
 }
 
@@ -131,6 +135,7 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     fallback: Option<Fallback<K, V>>,
     loader: Option<SharedLoader<K, V>>,
     async_loader: Option<SharedAsyncLoader<K, V>>,
+    max_batch_size: usize,
     clock: Option<Arc<dyn Clock>>,
     executor: Option<Arc<dyn Executor>>,
     spawner: Option<Arc<dyn Spawner>>,
@@ -169,6 +174,7 @@ impl<K, V> CacheBuilder<K, V> {
             fallback: None,
             loader: None,
             async_loader: None,
+            max_batch_size: usize::MAX,
             clock: None,
             executor: None,
             spawner: None,
@@ -365,6 +371,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             fallback,
             loader,
             async_loader,
+            max_batch_size,
             clock,
             executor,
             spawner,
@@ -393,6 +400,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             fallback,
             loader,
             async_loader,
+            max_batch_size,
             clock,
             executor,
             spawner,
@@ -417,7 +425,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// Attaches a loader, for [`get_or_load`](crate::Cache::get_or_load) and refreshes in the background. Closures
     /// `|key: &K| ..` that return a `Result` are loaders. Default: none, so that each call brings its own load.
     pub fn loader(mut self, loader: impl Loader<K, V>) -> Self {
-        self.loader = Some(Arc::new(loader));
+        self.loader = Some(Arc::new(OneByOne(loader)));
         self
     }
 
@@ -463,7 +471,57 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         K: Send + Sync + 'static,
         V: Send + Sync + 'static,
     {
-        self.async_loader = Some(Arc::new(loader));
+        self.async_loader = Some(Arc::new(OneByOne(loader)));
+        self
+    }
+
+    /// Attaches a loader that takes many keys at once, in place of a [`loader`](Self::loader): of the two, the one that is set
+    /// last counts. Closures `|keys: &[K]| ..` that return a `Result` of pairs `(K, V)` are batch loaders.
+    ///
+    /// [`get_many`](crate::Cache::get_many) gives it all keys that it has to load, up to
+    /// [`max_batch_size`](Self::max_batch_size) at once; to all else that loads it is a loader of one key. A batch has the time
+    /// of one [`lease`](Self::lease).
+    ///
+    /// # Examples
+    /// ```
+    /// let load = |keys: &[u32]| Ok::<_, std::io::Error>(keys.iter().map(|n| (*n, n * n)).collect::<Vec<_>>());
+    /// let cache = quell::Cache::builder().batch_loader(load).build();
+    /// assert_eq!(cache.get_many([1, 2, 3]).unwrap().len(), 3);
+    /// assert_eq!((cache.stats().loads, cache.get(&3)), (3, Some(9)));
+    /// ```
+    pub fn batch_loader(mut self, loader: impl BatchLoader<K, V>) -> Self
+    where
+        K: Hash + Eq,
+    {
+        self.loader = Some(Arc::new(InBatches(loader)));
+        self
+    }
+
+    /// Attaches an async loader that takes many keys at once, in place of an [`async_loader`](Self::async_loader): of the two,
+    /// the one that is set last counts. Closures `|keys: Vec<K>| ..` that return a future of a `Result` of pairs `(K, V)` are
+    /// async batch loaders. Else as [`batch_loader`](Self::batch_loader).
+    ///
+    /// # Examples
+    /// ```
+    /// # smol::block_on(async {
+    /// let load = |keys: Vec<u32>| async move { Ok::<_, std::io::Error>(keys.into_iter().map(|n| (n, n * n))) };
+    /// let cache = quell::Cache::builder().async_batch_loader(load).build();
+    /// assert_eq!(cache.get_many_async([1, 2, 3]).await.unwrap()[&3], 9);
+    /// # });
+    /// ```
+    pub fn async_batch_loader(mut self, loader: impl AsyncBatchLoader<K, V>) -> Self
+    where
+        K: Hash + Eq + Send + Sync + 'static,
+        V: Send + Sync + 'static,
+    {
+        self.async_loader = Some(Arc::new(InBatches(loader)));
+        self
+    }
+
+    /// How many keys a batch loader is given at once, at most; what is more goes in several batches. At least 1. Default: no
+    /// limit.
+    pub fn max_batch_size(mut self, keys: usize) -> Self {
+        self.max_batch_size = keys;
         self
     }
 
@@ -502,6 +560,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         }
         if self.max_concurrent_loads == Some(0) {
             return Err(BuildError::new("max_concurrent_loads", "0".into(), "at least 1"));
+        }
+        if self.max_batch_size == 0 {
+            return Err(BuildError::new("max_batch_size", "0".into(), "at least 1"));
         }
         if let Some(backoff) = self.error_backoff {
             if backoff.first > backoff.cap {
@@ -554,6 +615,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             fallback: self.fallback,
             loader: self.loader,
             async_loader: self.async_loader,
+            max_batch_size: self.max_batch_size,
             spawner: self.spawner,
         };
         Ok((settings, Parts { hasher: self.hasher, clock: self.clock, executor: self.executor }))
@@ -580,6 +642,7 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("lease", &self.lease)
             .field("max_concurrent_loads", &self.max_concurrent_loads)
             .field("max_waiters", &self.max_waiters)
+            .field("max_batch_size", &self.max_batch_size)
             .field("wait_timeout", &self.wait_timeout)
             .field("max_capacity", &self.max_capacity)
             .field("initial_capacity", &self.initial_capacity)

@@ -41,6 +41,10 @@
 //! [`optionally_get_with`](Cache::optionally_get_with). Whatever the method, the closure and its error type: one key,
 //! one flight.
 //!
+//! Many keys at once: [`get_many`](Cache::get_many) loads what is missing by the attached loader, and with a
+//! [`batch_loader`](CacheBuilder::batch_loader) by one call of it; [`load_many`](Cache::load_many), by one call of a closure.
+//! They share flights with all other calls, key by key.
+//!
 //! # What a look-up does
 //! ```text
 //!   get_or_load(key)
@@ -117,11 +121,11 @@
 //!
 //! What applies to which call:
 //!
-//! | | `get_with`, `optionally_get_with`, `compute` | `try_get_with`, `load_many`, `get_or_load`, `ask` | refreshes |
+//! | | `get_with`, `optionally_get_with`, `compute` | `try_get_with`, `load_many`, `get_many`, `get_or_load`, `ask` | refreshes |
 //! |---|---|---|---|
 //! | `wait_timeout`, `max_waiters`, ladder | no | yes | |
 //! | `error_backoff`, `max_concurrent_loads` | no | yes | yes |
-//! | a remembered absence | `optionally_get_with`: `None` | `get_or_load`, `ask`: `Absent` | |
+//! | a remembered absence | `optionally_get_with`: `None` | `get_or_load`, `ask`: `Absent`; `load_many`, `get_many`: left out | |
 //!
 //! # Freshness
 //! | stage | from | to | what happens |
@@ -190,7 +194,7 @@
 //! | `invalidate_all`, `retain`, `iter`, `run_pending_tasks`, `set_capacity` | lock-free, over all buckets, or all entries that have to go |
 //! | `get_with` and its kin, on a hit | as `get` |
 //! | `get_with` and its kin, on a miss | the leader runs its loader; others wait for it up to the lease and their deadline |
-//! | `load_many` | runs its closure for the keys that it leads, then waits for those of others |
+//! | `load_many`, `get_many` | runs its closure, or the loader, for the keys that it leads, then waits for those of others |
 //! | `warm` | runs the loader, on a few threads, and waits for loads of others |
 //! | `keep_warm`, `keep_hottest_warm` | starts a thread; what that does is what `refresh` does |
 //! | `hot_keys` | lock-free, but that two first calls may wait for each other; looks up a thousand entries at most |
@@ -292,7 +296,9 @@ pub use executor::{BoxFuture, Executor, Job, Rejected, Spawner};
 pub use flight::LoadCause;
 pub use freshness::{Backoff, Ttl};
 pub use hash::{DefaultHashBuilder, DefaultHasher};
-pub use loader::{AsyncLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader};
+pub use loader::{
+    AsyncBatchLoader, AsyncLoader, BatchLoader, Expiry, IntoAsyncLoader, LoadContext, Loaded, Loader,
+};
 pub use observe::{Evictions, HotKey, InFlight, RemovalCause, Stats};
 pub use sync::{
     Answer, Ask, Cache, Iter, KeepWarm, Op, Outcome, Pinned, Provenance, WarmOptions, WarmOutcome,

@@ -1,5 +1,8 @@
 //! The ports by which a cache gets values: the loader, what it is told, and what it returns.
 
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,21 +101,248 @@ where
     }
 }
 
-/// An [`AsyncLoader`] of any type.
-pub(crate) trait StartLoad<K, V>: Send + Sync {
-    fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V>;
+/// Loads the values of many keys by one call, for a cache that has it attached, see
+/// [`CacheBuilder::batch_loader`](crate::CacheBuilder::batch_loader).
+///
+/// Closures `Fn(&[K]) -> Result<I, E>` whose `I` iterates over pairs `(K, V)` are batch loaders. What is said of a [`Loader`]
+/// holds for it.
+///
+/// # Examples
+/// ```
+/// use quell::{BatchLoader, BoxError, Cache, LoadContext, Loaded};
+/// use std::time::Duration;
+///
+/// struct Squares;
+///
+/// impl BatchLoader<u64, u64> for Squares {
+///     fn load_many(&self, keys: &[u64], _: &[LoadContext<u64>]) -> Result<Vec<(u64, Loaded<u64>)>, BoxError> {
+///         let brief = |key: &u64| (*key, Loaded::new(key * key).ttl(Duration::from_secs(60)));
+///         Ok(keys.iter().filter(|key| **key < 10).map(brief).collect())
+///     }
+/// }
+///
+/// let cache = Cache::builder().batch_loader(Squares).build();
+/// assert_eq!(cache.get_many([2, 3, 10]).unwrap(), [(2, 4), (3, 9)].into());
+/// assert_eq!(cache.get_or_load(&4).unwrap(), 16); // a batch of one
+/// ```
+pub trait BatchLoader<K, V>: Send + Sync + 'static {
+    /// Loads the values of `keys`, of which there is at least one, and each once; `contexts` has what a [`Loader`] is told, for
+    /// each of them.
+    ///
+    /// A key that the result lacks is [absent](Loaded::absent). What it has for other keys is ignored; of a key that it has
+    /// more than once, the last counts.
+    ///
+    /// # Errors
+    /// Any error; all keys have failed then, and all who wait for one of them get it, shared.
+    fn load_many(&self, keys: &[K], contexts: &[LoadContext<V>]) -> Result<Vec<(K, Loaded<V>)>, BoxError>;
 }
 
-impl<K, V, L> StartLoad<K, V> for L
+impl<K, V, I, E, F> BatchLoader<K, V> for F
+where
+    F: Fn(&[K]) -> Result<I, E> + Send + Sync + 'static,
+    I: IntoIterator<Item = (K, V)>,
+    E: Into<BoxError>,
+{
+    fn load_many(&self, keys: &[K], _: &[LoadContext<V>]) -> Result<Vec<(K, Loaded<V>)>, BoxError> {
+        self(keys).map(all_new).map_err(Into::into)
+    }
+}
+
+/// Loads the values of many keys by one future, for a cache that has it attached, see
+/// [`CacheBuilder::async_batch_loader`](crate::CacheBuilder::async_batch_loader).
+///
+/// Closures `Fn(Vec<K>) -> F` whose `F` is a `Future<Output = Result<I, E>>`, and `I` iterates over pairs `(K, V)`, are async
+/// batch loaders. The future belongs to the loads of all its keys, as an [`AsyncLoader`]'s belongs to one: whoever waits for
+/// one of them polls it, and it is dropped when nobody wants any of them any more.
+///
+/// # Examples
+/// ```
+/// use quell::{AsyncBatchLoader, BoxError, Cache, LoadContext, Loaded};
+///
+/// struct Squares;
+///
+/// impl AsyncBatchLoader<u64, u64> for Squares {
+///     async fn load_many(
+///         &self,
+///         keys: &[u64],
+///         _: &[LoadContext<u64>],
+///     ) -> Result<Vec<(u64, Loaded<u64>)>, BoxError> {
+///         Ok(keys.iter().map(|key| (*key, Loaded::new(key * key))).collect())
+///     }
+/// }
+///
+/// let cache = Cache::builder().async_batch_loader(Squares).build();
+/// assert_eq!(cache.get_many([2, 3]).unwrap(), [(2, 4), (3, 9)].into()); // a thread polls the load itself
+/// ```
+pub trait AsyncBatchLoader<K, V>: Send + Sync + 'static {
+    /// Loads the values of `keys`, as [`BatchLoader::load_many`] does. Called when the loads' future is first polled.
+    ///
+    /// # Errors
+    /// As [`BatchLoader::load_many`].
+    fn load_many(
+        &self,
+        keys: &[K],
+        contexts: &[LoadContext<V>],
+    ) -> impl Future<Output = Result<Vec<(K, Loaded<V>)>, BoxError>> + Send;
+}
+
+impl<K, V, I, E, F, R> AsyncBatchLoader<K, V> for F
+where
+    K: Clone,
+    F: Fn(Vec<K>) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<I, E>> + Send,
+    I: IntoIterator<Item = (K, V)>,
+    E: Into<BoxError>,
+{
+    fn load_many(
+        &self,
+        keys: &[K],
+        _: &[LoadContext<V>],
+    ) -> impl Future<Output = Result<Vec<(K, Loaded<V>)>, BoxError>> + Send {
+        let load = self(keys.to_vec());
+        async move { load.await.map(all_new).map_err(Into::into) }
+    }
+}
+
+/// Values like any others.
+fn all_new<K, V>(entries: impl IntoIterator<Item = (K, V)>) -> Vec<(K, Loaded<V>)> {
+    entries.into_iter().map(|(key, value)| (key, Loaded::new(value))).collect()
+}
+
+/// What a batch comes to for each of `keys`, if these are the values that it was shown.
+pub(crate) fn sorted<K, V>(
+    result: Result<impl IntoIterator<Item = (K, Loaded<V>)>, BoxError>,
+    keys: &[K],
+    previous: impl IntoIterator<Item = Option<V>>,
+) -> Vec<Fetch<V>>
+where
+    K: Hash + Eq,
+{
+    match result {
+        Ok(entries) => {
+            let mut entries: HashMap<K, Loaded<V>> = entries.into_iter().collect();
+            let mut fetch = |(key, previous)| {
+                let loaded = entries.remove(key).unwrap_or_else(Loaded::absent);
+                Loaded::fetch(Ok(loaded), previous)
+            };
+            keys.iter().zip(previous).map(&mut fetch).collect()
+        }
+        Err(error) => {
+            let error = LoadError::failed(error);
+            keys.iter().map(|_| Fetch::Failed(error.clone())).collect()
+        }
+    }
+}
+
+/// A loader that takes one key at a time.
+pub(crate) struct OneByOne<L>(pub(crate) L);
+
+/// A loader that takes many keys at once.
+pub(crate) struct InBatches<L>(pub(crate) L);
+
+/// A [`Loader`] or a [`BatchLoader`] of any type.
+pub(crate) trait RunLoad<K, V>: Send + Sync {
+    /// Whether it takes many keys at once.
+    fn takes_many(&self) -> bool;
+
+    fn load(&self, key: &K, cx: LoadContext<V>) -> Fetch<V>;
+
+    /// Loads all of these, for each of which there is a context.
+    fn load_many(&self, keys: &[K], contexts: Vec<LoadContext<V>>) -> Vec<Fetch<V>>;
+}
+
+impl<K, V, L: Loader<K, V>> RunLoad<K, V> for OneByOne<L> {
+    fn takes_many(&self) -> bool {
+        false
+    }
+
+    fn load(&self, key: &K, cx: LoadContext<V>) -> Fetch<V> {
+        let loaded = self.0.load(key, &cx);
+        Loaded::fetch(loaded, cx.previous)
+    }
+
+    fn load_many(&self, keys: &[K], contexts: Vec<LoadContext<V>>) -> Vec<Fetch<V>> {
+        keys.iter().zip(contexts).map(|(key, cx)| self.load(key, cx)).collect()
+    }
+}
+
+impl<K: Hash + Eq, V, L: BatchLoader<K, V>> RunLoad<K, V> for InBatches<L> {
+    fn takes_many(&self) -> bool {
+        true
+    }
+
+    fn load(&self, key: &K, cx: LoadContext<V>) -> Fetch<V> {
+        let fetched = RunLoad::load_many(self, std::slice::from_ref(key), vec![cx]);
+        fetched.into_iter().next().unwrap_or(Fetch::Absent)
+    }
+
+    fn load_many(&self, keys: &[K], contexts: Vec<LoadContext<V>>) -> Vec<Fetch<V>> {
+        let loaded = self.0.load_many(keys, &contexts);
+        sorted(loaded, keys, contexts.into_iter().map(|cx| cx.previous))
+    }
+}
+
+/// The future of a load of many keys: what each of them comes to, in their order.
+pub(crate) type BatchFuture<V> = Pin<Box<dyn Future<Output = Vec<Fetch<V>>> + Send>>;
+
+/// An [`AsyncLoader`] or an [`AsyncBatchLoader`] of any type.
+pub(crate) trait StartLoad<K, V>: Send + Sync {
+    /// Whether it takes many keys at once.
+    fn takes_many(&self) -> bool;
+
+    fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V>;
+
+    /// Loads all of these, for each of which there is a context.
+    fn start_many(self: Arc<Self>, keys: Vec<K>, contexts: Vec<LoadContext<V>>) -> BatchFuture<V>;
+}
+
+impl<K, V, L> StartLoad<K, V> for OneByOne<L>
 where
     K: Send + Sync + 'static,
     V: Send + Sync + 'static,
     L: AsyncLoader<K, V>,
 {
+    fn takes_many(&self) -> bool {
+        false
+    }
+
     fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V> {
         Box::pin(async move {
-            let loaded = self.load(&key, &cx).await;
+            let loaded = self.0.load(&key, &cx).await;
             Loaded::fetch(loaded, cx.previous)
+        })
+    }
+
+    fn start_many(self: Arc<Self>, keys: Vec<K>, contexts: Vec<LoadContext<V>>) -> BatchFuture<V> {
+        Box::pin(async move {
+            let mut fetched = Vec::with_capacity(keys.len());
+            for (key, cx) in keys.into_iter().zip(contexts) {
+                fetched.push(self.clone().start(key, cx).await);
+            }
+            fetched
+        })
+    }
+}
+
+impl<K, V, L> StartLoad<K, V> for InBatches<L>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Send + Sync + 'static,
+    L: AsyncBatchLoader<K, V>,
+{
+    fn takes_many(&self) -> bool {
+        true
+    }
+
+    fn start(self: Arc<Self>, key: K, cx: LoadContext<V>) -> LoadFuture<V> {
+        let all = self.start_many(vec![key], vec![cx]);
+        Box::pin(async move { all.await.into_iter().next().unwrap_or(Fetch::Absent) })
+    }
+
+    fn start_many(self: Arc<Self>, keys: Vec<K>, contexts: Vec<LoadContext<V>>) -> BatchFuture<V> {
+        Box::pin(async move {
+            let loaded = self.0.load_many(&keys, &contexts).await;
+            sorted(loaded, &keys, contexts.into_iter().map(|cx| cx.previous))
         })
     }
 }
@@ -238,6 +468,6 @@ impl<V> Loaded<V> {
 }
 
 pub(crate) type SharedAsyncLoader<K, V> = Arc<dyn StartLoad<K, V>>;
-pub(crate) type SharedLoader<K, V> = Arc<dyn Loader<K, V>>;
+pub(crate) type SharedLoader<K, V> = Arc<dyn RunLoad<K, V>>;
 pub(crate) type SharedExpiry<K, V> = Arc<dyn Expiry<K, V>>;
 pub(crate) type Fallback<K, V> = Arc<dyn Fn(&K) -> Option<V> + Send + Sync>;

@@ -1,9 +1,9 @@
 //! Which types may cross threads, and which survive a caught panic: `cargo test --test auto_traits`.
 
 use quell::{
-    Answer, Ask, BoxError, BuildError, Cache, CacheBuilder, Clock, DefaultHashBuilder, DefaultHasher,
-    Executor, Expiry, HotKey, InFlight, Iter, Job, LoadCause, LoadContext, LoadError, LoadErrorKind, Loaded,
-    Loader, ManualClock, Op, Outcome, Pinned, Provenance, Rejected, Stats, Ttl, Wake,
+    Answer, Ask, BatchLoader, BoxError, BuildError, Cache, CacheBuilder, Clock, DefaultHashBuilder,
+    DefaultHasher, Executor, Expiry, HotKey, InFlight, Iter, Job, LoadCause, LoadContext, LoadError,
+    LoadErrorKind, Loaded, Loader, ManualClock, Op, Outcome, Pinned, Provenance, Rejected, Stats, Ttl, Wake,
 };
 use std::cell::Cell;
 use std::fmt::{Debug, Display};
@@ -104,6 +104,7 @@ fn ports_are_objects() {
     both::<Box<dyn Clock + Unpin>>();
     both::<Box<dyn Executor + Unpin>>();
     both::<Box<dyn Loader<u32, u32> + Unpin>>();
+    both::<Box<dyn BatchLoader<u32, u32> + Unpin>>();
     both::<Box<dyn Expiry<u32, u32> + Unpin>>();
 }
 

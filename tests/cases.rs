@@ -849,6 +849,34 @@ fn bulk_and_single_do_not_share() {
         });
         assert_eq!((loads.get(), cache.len(), cache.stats().loads), (10, 10, 10));
     });
+    // By the attached loader.
+    over_shapes(|builder: Builder<u32, u32>| {
+        let (gate, loads) = (Gate::default(), Tally::default());
+        let (stop, count) = (gate.clone(), loads.clone());
+        let load = move |keys: &[u32]| {
+            keys.iter().for_each(|_| _ = count.add());
+            stop.pass();
+            Ok::<_, Error>(keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>())
+        };
+        let cache = builder.batch_loader(load).build();
+        thread::scope(|s| {
+            let cache = &cache;
+            let single = s.spawn(|| cache.get_or_load(&3).unwrap());
+            eventually(|| gate.arrived() == 1);
+            let one = s.spawn(|| cache.get_many(0..6).unwrap());
+            eventually(|| gate.arrived() == 2);
+            let two = s.spawn(|| cache.get_many(4..10).unwrap());
+            eventually(|| gate.arrived() == 3);
+            let other = s.spawn(|| cache.get_or_load(&8).unwrap());
+            assert!(cache.refresh(&0) && cache.refresh(&9));
+            until_waiting(cache, 4);
+            gate.open();
+            assert_eq!((single.join().unwrap(), other.join().unwrap()), (3, 8));
+            assert_eq!(one.join().unwrap(), (0..6).map(|n| (n, n)).collect());
+            assert_eq!(two.join().unwrap(), (4..10).map(|n| (n, n)).collect());
+        });
+        assert_eq!((loads.get(), gate.arrived(), cache.len(), cache.stats().loads), (10, 3, 10, 10));
+    });
 }
 
 #[test]
@@ -866,6 +894,14 @@ fn bulk_returns_other_keys() {
         let got = cache.load_many([1, 2, 3], load).unwrap();
         assert_eq!(got, HashMap::from([(1, "one"), (3, "three")]));
         assert_eq!((cache.get(&1), cache.get(&3), cache.len()), (Some("one"), Some("three"), 2));
+        assert_eq!((cache.get(&2), cache.get(&7), cache.get(&9)), (None, None, None));
+    });
+    over_shapes(|builder: Builder<u32, &'static str>| {
+        let load = |_: &[u32]| Ok::<_, Error>([(9, "nine"), (3, "three"), (7, "seven"), (1, "one")]);
+        let cache = builder.batch_loader(load).build();
+        assert_eq!(cache.get_many([1, 2, 3]).unwrap(), HashMap::from([(1, "one"), (3, "three")]));
+        assert_eq!((cache.get(&1), cache.get(&3), cache.len()), (Some("one"), Some("three"), 2));
+        assert_eq!(cache.get_or_load(&2).unwrap_err().kind(), LoadErrorKind::Absent);
         assert_eq!((cache.get(&2), cache.get(&7), cache.get(&9)), (None, None, None));
     });
 }

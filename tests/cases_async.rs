@@ -1147,6 +1147,30 @@ fn bulk_and_single_do_not_share() {
         assert_eq!(two.finish().unwrap(), (4..10).map(|n| (n, n)).collect());
         assert_eq!((loads.get(), cache.len(), cache.stats().loads), (10, 10, 10));
     });
+    // By the attached loader.
+    over_tasks(|builder: Builder<u32, u32>| {
+        let (door, loads) = (Door::default(), Tally::default());
+        let (stop, count) = (door.clone(), loads.clone());
+        let load = move |keys: Vec<u32>| {
+            keys.iter().for_each(|_| _ = count.add());
+            let stop = stop.clone();
+            async move {
+                stop.pass().await;
+                Ok::<_, Error>(keys.into_iter().map(|key| (key, key)))
+            }
+        };
+        let cache = builder.async_batch_loader(load).build();
+        let single = Task::waiting(cache.get_or_load_async(&3));
+        let (one, two) =
+            (Task::waiting(cache.get_many_async(0..6)), Task::waiting(cache.get_many_async(4..10)));
+        let other = Task::waiting(cache.get_or_load_async(&8));
+        assert!(cache.refresh(&0) && cache.refresh(&9));
+        door.open();
+        assert_eq!((single.finish().unwrap(), other.finish().unwrap()), (3, 8));
+        assert_eq!(one.finish().unwrap(), (0..6).map(|n| (n, n)).collect());
+        assert_eq!(two.finish().unwrap(), (4..10).map(|n| (n, n)).collect());
+        assert_eq!((loads.get(), door.arrived(), cache.len(), cache.stats().loads), (10, 3, 10, 10));
+    });
 }
 
 #[test]
@@ -1164,6 +1188,16 @@ fn bulk_returns_other_keys() {
         let got = block_on(cache.load_many_async([1, 2, 3], load)).unwrap();
         assert_eq!(got, HashMap::from([(1, "one"), (3, "three")]));
         assert_eq!((cache.get(&1), cache.get(&3), cache.len()), (Some("one"), Some("three"), 2));
+        assert_eq!((cache.get(&2), cache.get(&7), cache.get(&9)), (None, None, None));
+    });
+    over_tasks(|builder: Builder<u32, &'static str>| {
+        let load =
+            |_: Vec<u32>| async { Ok::<_, Error>([(9, "nine"), (3, "three"), (7, "seven"), (1, "one")]) };
+        let cache = builder.async_batch_loader(load).build();
+        let got = block_on(cache.get_many_async([1, 2, 3])).unwrap();
+        assert_eq!(got, HashMap::from([(1, "one"), (3, "three")]));
+        assert_eq!((cache.get(&1), cache.get(&3), cache.len()), (Some("one"), Some("three"), 2));
+        assert_eq!(block_on(cache.get_or_load_async(&2)).unwrap_err().kind(), LoadErrorKind::Absent);
         assert_eq!((cache.get(&2), cache.get(&7), cache.get(&9)), (None, None, None));
     });
 }
@@ -1856,6 +1890,7 @@ fn futures_too_large() {
         size(
             cache.load_many_async([1], |keys: Vec<u64>| async { Ok::<_, Error>(keys.into_iter().zip(2..)) }),
         ),
+        size(cache.get_many_async([1])),
     ];
     // Twice: Rust keeps an argument of an `async fn` apart from what the body makes of it.
     assert!(with_own.iter().all(|size| *size <= 2 * load + 800), "{with_own:?}, and the load has {load}");

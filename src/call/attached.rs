@@ -2,14 +2,15 @@
 
 use super::How;
 use super::bring::{Said, conclude, fetched, received, run, said};
-use super::drive::{can_spawn, own_task, spawn, start};
+use super::bulk::{begun, keys_of, one_task, resume_panic, run_all, run_part, say_all, start_all};
+use super::drive::{Leader, can_spawn, own_task, spawn, start};
 use crate::engine::{By, Core, Lease, QueuedLease, Start, source_fence};
 use crate::error::LoadError;
 use crate::executor::Job;
-use crate::flight::cycle::{self, FlightId};
-use crate::flight::{Fetch, LoadFuture, Own, Waits};
+use crate::flight::cycle::Behalf;
+use crate::flight::{LoadFuture, Own, Waits};
 use crate::freshness::Ttl;
-use crate::loader::{LoadContext, Loaded, Loader, SharedAsyncLoader, SharedLoader};
+use crate::loader::{BatchFuture, LoadContext, SharedAsyncLoader, SharedLoader};
 use crate::primitive::basket::Basket;
 use crate::primitive::caught;
 use crate::primitive::epoch::pin;
@@ -33,10 +34,9 @@ fn context<K: 'static, V: Clone + 'static, S>(lease: &Lease<K, V, S>) -> LoadCon
     LoadContext { previous, cause: lease.cause(), lease_left: lease.core().settings.lease }
 }
 
-/// Calls a loader on this thread. A part of the load.
-fn call<K: 'static, V: 'static>(loader: &dyn Loader<K, V>, key: &K, cx: LoadContext<V>) -> Fetch<V> {
-    let loaded = loader.load(key, &cx);
-    Loaded::fetch(loaded, cx.previous)
+/// What an attached loader of many keys is told.
+fn contexts<K: 'static, V: Clone + 'static, S>(leases: &[Lease<K, V, S>]) -> Vec<LoadContext<V>> {
+    leases.iter().map(context).collect()
 }
 
 impl<K, V> Attached<K, V>
@@ -62,6 +62,15 @@ where
         }
     }
 
+    /// How many keys it takes at once, at most.
+    pub(crate) fn most<S>(&self, core: &Core<K, V, S>) -> usize {
+        let takes_many = match self {
+            Self::Sync(loader) => loader.takes_many(),
+            Self::Async(loader) => loader.takes_many(),
+        };
+        if takes_many { core.settings.max_batch_size } else { 1 }
+    }
+
     /// Refreshes in the background, by a lease whose start was [`background`](Self::background). `false` if that is refused.
     pub(crate) fn refresh<S>(self, lease: Lease<K, V, S>, key: K) -> bool
     where
@@ -70,12 +79,12 @@ where
         let (core, spawned) = (lease.core().clone(), lease.flight().claim.is_spawned());
         let queued = lease.into_queued();
         let taken = match self {
-            Self::Sync(loader) => core.execute(job(queued, move |lease| {
+            Self::Sync(loader) => core.execute(job(vec![queued], move |leases| {
                 let load = |lease: &Lease<_, _, _>| {
-                    let fetched = call(&*loader, lease.key(), context(lease));
+                    let fetched = loader.load(lease.key(), context(lease));
                     said(lease, fetched, Ttl::default())
                 };
-                caught(|| run(lease, load))
+                vec![run(&mut leases[0], load)]
             })),
             Self::Async(loader) if spawned => {
                 let load = move |lease: &Lease<_, _, _>| loader.start(key, context(lease));
@@ -108,7 +117,7 @@ where
     {
         let loader = match self {
             Self::Sync(loader) => {
-                let load = |lease: &Lease<_, _, _>| call(&*loader, lease.key(), context(lease));
+                let load = |lease: &Lease<_, _, _>| loader.load(lease.key(), context(lease));
                 return received(fetched(lease, ttl, load));
             }
             Self::Async(loader) => loader,
@@ -130,23 +139,117 @@ where
         match self {
             Self::Async(loader) => loader.start(key, context(lease)),
             Self::Sync(loader) => {
-                let (core, flight) = (lease.core().clone(), lease.flight().id());
-                let work = Work { loader, key, cx: context(lease), flight, name: core.settings.name.clone() };
-                // Handed over when it is first polled: by then it can be seen on whose behalf its caller waits.
-                Box::pin(async move {
-                    let handover = offload(&core, work);
-                    drop(core);
-                    handover.fetch().await
-                })
+                let (core, cx) = (lease.core().clone(), context(lease));
+                Box::pin(offloaded(core, move || loader.load(&key, cx)))
             }
         }
     }
 }
 
-/// The background job of a queued lease. Dropped unrun, it abandons the flight.
+impl<K, V> Attached<K, V>
+where
+    K: Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    /// Refreshes many keys in the background, by leases whose start was [`background`](Self::background): as many by one call
+    /// of the loader as that takes.
+    pub(crate) fn refresh_many<S>(&self, mut leases: Vec<Lease<K, V, S>>)
+    where
+        S: Send + Sync + 'static,
+    {
+        while let Some(first) = leases.first() {
+            let (core, spawned) = (first.core().clone(), first.flight().claim.is_spawned());
+            let later = leases.split_off(leases.len().min(self.most(&core)));
+            let queued: Vec<_> =
+                std::mem::replace(&mut leases, later).into_iter().map(Lease::into_queued).collect();
+            let refreshes = queued.len();
+            let taken = match self {
+                Self::Sync(loader) => {
+                    let loader = loader.clone();
+                    core.execute(job(queued, move |leases| {
+                        say_all(leases, |leases, keys| loader.load_many(keys, contexts(leases)))
+                    }))
+                }
+                Self::Async(loader) if spawned => {
+                    let loader = loader.clone();
+                    spawn(&core, Box::pin(one_task(queued, move |leases| start_many(loader, leases))))
+                }
+                Self::Async(loader) => {
+                    let loader = loader.clone();
+                    core.execute(Job::new(move || {
+                        let mut leases = begun(queued);
+                        if leases.is_empty() {
+                            return;
+                        }
+                        let Some(all) = caught(|| start_many(loader, &mut leases)) else {
+                            return fail_all(leases);
+                        };
+                        // Nobody's own: when the lease is over, whoever wants a value takes over.
+                        for leader in start_all(leases, all, Waits::AsThread) {
+                            drop(leader.park());
+                        }
+                    }))
+                }
+            };
+            (0..refreshes).for_each(|_| core.count_refused(&taken));
+        }
+    }
+
+    /// Loads many keys on this thread, by one call of the loader. A future that has not ended within the lease is given up.
+    pub(crate) fn load_many_here<S>(&self, mut leases: Vec<Lease<K, V, S>>) -> Vec<Own<V>>
+    where
+        S: Send + Sync + 'static,
+    {
+        let loader = match self {
+            Self::Sync(loader) => {
+                return run_all(leases, |leases, keys| loader.load_many(keys, contexts(leases)));
+            }
+            Self::Async(loader) => loader.clone(),
+        };
+        let core = leases[0].core().clone();
+        let begun = core.time.precise();
+        let all = start_many(loader, &mut leases);
+        let leaders = start_all(leases, all, Waits::AsThread);
+        let mut all = leaders.iter().map(Leader::park).collect();
+        resume_panic(&mut all);
+        let late = |own| match own {
+            Own::Abandoned => Own::Error(LoadError::timed_out(core.time.precise().since(begun))),
+            own => own,
+        };
+        all.into_iter().map(late).collect()
+    }
+
+    /// Begins one load of many keys, for a task.
+    pub(crate) fn start_many<S>(&self, mut leases: Vec<Lease<K, V, S>>) -> Vec<Leader<K, V, S>>
+    where
+        S: Send + Sync + 'static,
+    {
+        let all = match self {
+            Self::Async(loader) => start_many(loader.clone(), &mut leases),
+            Self::Sync(loader) => {
+                let (core, loader) = (leases[0].core().clone(), loader.clone());
+                let (keys, contexts) = (keys_of(&leases), contexts(&leases));
+                Box::pin(offloaded(core, move || loader.load_many(&keys, contexts)))
+            }
+        };
+        start_all(leases, all, Waits::AsTask)
+    }
+}
+
+/// Begins one load for all these leases.
+fn start_many<K, V, S>(loader: SharedAsyncLoader<K, V>, leases: &mut [Lease<K, V, S>]) -> BatchFuture<V>
+where
+    K: Clone + 'static,
+    V: Clone + 'static,
+{
+    let keys = keys_of(leases);
+    run_part(leases, |leases| loader.start_many(keys, contexts(leases)))
+}
+
+/// The background job of queued leases. Dropped unrun, it abandons their flights.
 fn job<K, V, S>(
-    queued: QueuedLease<K, V, S>,
-    load: impl FnOnce(&mut Lease<K, V, S>) -> Option<Said<V>> + Send + 'static,
+    queued: Vec<QueuedLease<K, V, S>>,
+    load: impl FnOnce(&mut [Lease<K, V, S>]) -> Vec<Said<V>> + Send + 'static,
 ) -> Job
 where
     K: Send + Sync + 'static,
@@ -154,77 +257,86 @@ where
     S: Send + Sync + 'static,
 {
     Job::new(move || {
-        let Some(mut lease) = queued.begin() else { return };
-        match load(&mut lease) {
-            Some(said) => drop(conclude(lease, said)),
-            // Nobody's own call: remembered as a failure, so that a hot key does not panic on each read.
-            None => {
-                let _ = lease.fail_alone(LoadError::panicked());
-            }
+        let mut leases = begun(queued);
+        if leases.is_empty() {
+            return;
+        }
+        let Some(all) = caught(|| load(&mut leases)) else { return fail_all(leases) };
+        for (lease, said) in leases.into_iter().zip(all) {
+            drop(conclude(lease, said));
         }
     })
 }
 
-/// A blocking load that is to run where blocking is allowed.
-struct Work<K, V> {
-    loader: SharedLoader<K, V>,
-    key: K,
-    cx: LoadContext<V>,
-    /// On whose behalf it runs.
-    flight: FlightId,
-    name: Arc<str>,
-}
-
-impl<K: 'static, V: 'static> Work<K, V> {
-    fn run(self) -> Fetch<V> {
-        let _loading = cycle::Loading::resume(self.flight, &self.name);
-        // The twin of the writers' fence, between the claim and the loader.
-        source_fence();
-        call(&*self.loader, &self.key, self.cx)
+/// Ends loads that have panicked and are nobody's own call: remembered as failures, so that a hot key does not panic on each
+/// read.
+fn fail_all<K, V: Clone, S>(leases: Vec<Lease<K, V, S>>) {
+    for lease in leases {
+        let _ = lease.fail_alone(LoadError::panicked());
     }
 }
 
+/// Blocking work that is to be done where blocking is allowed.
+type Work<T> = Box<dyn FnOnce() -> T + Send>;
+
 /// What became of work that was handed over.
-enum Came<K, V> {
-    Fetched(Result<Fetch<V>, Box<dyn Any + Send>>),
-    /// Nobody has run it.
-    Unrun(Work<K, V>),
+enum Came<T> {
+    Done(Result<T, Box<dyn Any + Send>>),
+    /// Nobody has done it.
+    Undone(Work<T>),
 }
 
-struct Handover<K, V> {
-    came: Basket<Came<K, V>>,
+struct Handover<T> {
+    came: Basket<Came<T>>,
     bell: Bell,
 }
 
 /// Work on its way, which comes back if it is dropped.
-struct Handed<K, V> {
-    work: Option<Work<K, V>>,
-    to: Arc<Handover<K, V>>,
+struct Handed<T> {
+    work: Option<Work<T>>,
+    to: Arc<Handover<T>>,
 }
 
-impl<K, V> Handed<K, V> {
-    fn came(&self, came: Came<K, V>) {
+impl<T> Handed<T> {
+    fn came(&self, came: Came<T>) {
         // One place, for the one thing that comes.
         let _ = self.to.came.put(came);
         self.to.bell.ring();
     }
 }
 
-impl<K, V> Drop for Handed<K, V> {
+impl<T> Drop for Handed<T> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            self.came(Came::Unrun(work));
+            self.came(Came::Undone(work));
         }
     }
 }
 
-/// Has a blocking loader run on a thread for it: the runtime's, if there is one that is known, or the executor's. If nobody
-/// takes it, it runs where the future is polled.
-fn offload<K, V, S>(core: &Core<K, V, S>, work: Work<K, V>) -> Arc<Handover<K, V>>
+/// Has a blocking load done on a thread for it: the runtime's, if there is one that is known, or the executor's. If nobody
+/// takes it, it is done where the future is polled.
+async fn offloaded<K, V, S, T>(core: Arc<Core<K, V, S>>, load: impl FnOnce() -> T + Send + 'static) -> T
 where
     K: Send + Sync + 'static,
     V: Send + Sync + 'static,
+    T: Send + 'static,
 {
+    let handover = {
+        // Handed over when it is first polled: by then it can be seen on whose behalf.
+        let behalf = Behalf::here();
+        let work: Work<T> = Box::new(move || {
+            let _loading = behalf.enter();
+            // The twin of the writers' fence, between the claim and the loader.
+            source_fence();
+            load()
+        });
+        hand_over(&core, work)
+    };
+    drop(core);
+    handover.done().await
+}
+
+fn hand_over<K, V, S, T: Send + 'static>(core: &Core<K, V, S>, work: Work<T>) -> Arc<Handover<T>> {
     let handover = Arc::new(Handover { came: Basket::new(1), bell: Bell::new() });
     let mut handed = Handed { work: Some(work), to: handover.clone() };
     let job = Job::new(move || {
@@ -233,8 +345,8 @@ where
             return;
         }
         if let Some(work) = handed.work.take() {
-            let fetched = catch_unwind(AssertUnwindSafe(|| work.run()));
-            handed.came(Came::Fetched(fetched));
+            let done = catch_unwind(AssertUnwindSafe(work));
+            handed.came(Came::Done(done));
         }
     });
     if let Err(job) = Runtime::current().spawn_blocking(job, Job::run) {
@@ -244,8 +356,8 @@ where
     handover
 }
 
-impl<K: 'static, V: 'static> Handover<K, V> {
-    async fn fetch(self: Arc<Self>) -> Fetch<V> {
+impl<T> Handover<T> {
+    async fn done(self: Arc<Self>) -> T {
         let mut listening: Option<Listening> = None;
         let came = poll_fn(|cx| {
             loop {
@@ -264,9 +376,9 @@ impl<K: 'static, V: 'static> Handover<K, V> {
             }
         });
         match came.await {
-            Came::Fetched(Ok(fetch)) => fetch,
-            Came::Fetched(Err(panic)) => resume_unwind(panic),
-            Came::Unrun(work) => work.run(),
+            Came::Done(Ok(done)) => done,
+            Came::Done(Err(panic)) => resume_unwind(panic),
+            Came::Undone(work) => work(),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::flight::cycle::{FlightId, Loading, Wait, bound, graph};
 use crate::flight::drive::{Drive, Paused, Poller, Put, Threads};
 use crate::flight::wait::{Waiter, WaitingTask, rest};
 use crate::flight::{Fetch, LoadFuture};
+use crate::loader::BatchFuture;
 use crate::primitive::Arc;
 use crate::primitive::atomic::{AtomicUsize, Ordering};
 use crate::primitive::basket::Basket;
@@ -22,7 +23,6 @@ use std::task::{Context, Poll};
 type Panic = Box<dyn Any + Send>;
 /// What has come for a member, until it takes it.
 type Place<V> = Basket<Result<Fetch<V>, Panic>>;
-type BatchFuture<V> = Pin<Box<dyn Future<Output = Vec<Fetch<V>>> + Send>>;
 
 /// One future for several flights, dropped when all of them have ended.
 struct Batch<V> {

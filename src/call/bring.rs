@@ -107,7 +107,12 @@ pub(crate) fn conclude<K: 'static, V: Clone + 'static, S>(lease: Lease<K, V, S>,
             Own::Error(LoadError::absent())
         }
         Said::Abandoned => {
-            let _ = lease.abandon();
+            let _ = if lease.flight().claim.in_background() {
+                // As the panic of a load that is nobody's own call: a hot key does not panic on each read.
+                lease.fail_alone(LoadError::panicked())
+            } else {
+                lease.abandon()
+            };
             Own::Abandoned
         }
     }

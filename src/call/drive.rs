@@ -81,10 +81,20 @@ pub(crate) async fn own_task<K, V, S>(
     let task = {
         let Some(lease) = queued.begin() else { return };
         let future = load(&lease);
-        let place = put(lease, future, ttl, By::OwnTask);
-        OwnTask { core: place.core().clone(), flight: place.flight().clone(), place: Some(place) }
+        own_task_of(lease, future, ttl)
     };
     task.run().await;
+}
+
+/// Begins a load that is a task of its own, for nobody.
+pub(super) fn own_task_of<K, V, S>(lease: Lease<K, V, S>, future: LoadFuture<V>, ttl: Ttl) -> OwnTask<K, V, S>
+where
+    K: Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: Send + Sync + 'static,
+{
+    let place = put(lease, future, ttl, By::OwnTask);
+    OwnTask { core: place.core().clone(), flight: place.flight().clone(), place: Some(place) }
 }
 
 /// The task of its own that polls a load. Dropped unfinished, it leaves that to those who wait.

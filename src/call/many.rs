@@ -1,26 +1,26 @@
 //! A call for many keys: what is cached, what it claims and loads as one batch, and what others are loading. It settles
 //! what it has claimed before it waits for anybody, so that two such calls cannot wait for each other.
 
-use super::batch::SharedBatch;
-use super::bring::{Said, conclude, counting_panics, received, said};
-use super::drive::{Leader, OwnTask, can_spawn, spawn, start};
+use super::attached::Attached;
+use super::bring::received;
+use super::bulk::{keys_of, resume_panic, run_all, run_part, start_all};
+use super::drive::Leader;
 use super::map::mapped;
 use super::{Call, How, Joined, Step, Terms, Turn};
-use crate::engine::{By, Core, Lease, source_fence};
+use crate::engine::{Core, Lease};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
-use crate::flight::cycle::{Loading, graph};
-use crate::flight::{Fetch, Own, Waited};
-use crate::freshness::Ttl;
+use crate::flight::{Fetch, Own, Waited, Waits};
+use crate::loader::{Loaded, sorted};
 use std::collections::{HashMap, HashSet};
-use std::future::poll_fn;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::task::Poll;
 
 /// A call for many keys on its way.
 struct Many<'a, K, V, S> {
     /// For what there is no answer yet.
     pending: Vec<Call<'a, K, V, S, K>>,
+    /// For what others are loading.
+    joined: Vec<Joins<'a, K, V, S>>,
     found: HashMap<K, V>,
 }
 
@@ -34,11 +34,12 @@ struct Claim<'a, K, V, S> {
 /// A key that somebody else loads.
 type Joins<'a, K, V, S> = (Call<'a, K, V, S, K>, Joined<K, V, S>);
 
-/// What a look has come to, beside what was found.
+/// What a look has come to, beside what was found and what others load.
 struct Looked<'a, K, V, S> {
     claims: Vec<Claim<'a, K, V, S>>,
     leases: Vec<Lease<K, V, S>>,
-    joined: Vec<Joins<'a, K, V, S>>,
+    /// To be refreshed in the background.
+    stale: Vec<Lease<K, V, S>>,
 }
 
 impl<'a, K, V, S> Many<'a, K, V, S>
@@ -49,33 +50,53 @@ where
 {
     fn new(core: &'a Arc<Core<K, V, S>>, keys: &'a HashSet<K>, terms: Terms) -> Self {
         let pending = keys.iter().map(|key| Call::new(core, key, terms)).collect();
-        Self { pending, found: HashMap::with_capacity(keys.len()) }
+        Self { pending, joined: Vec::new(), found: HashMap::with_capacity(keys.len()) }
     }
 
-    fn look(&mut self) -> Result<Looked<'a, K, V, S>, LoadError> {
-        let mut looked = Looked { claims: Vec::new(), leases: Vec::new(), joined: Vec::new() };
-        for mut call in std::mem::take(&mut self.pending) {
+    /// Looks up what is pending, until it has claimed so many keys.
+    fn look(&mut self, most: usize) -> Result<Looked<'a, K, V, S>, LoadError> {
+        let mut looked = Looked { claims: Vec::new(), leases: Vec::new(), stale: Vec::new() };
+        while looked.leases.len() < most
+            && let Some(mut call) = self.pending.pop()
+        {
             // All that it leads is one load.
             call.terms.demand.is_let_in = !looked.leases.is_empty();
-            let (lease, stale) = match call.look() {
+            let step = match call.look() {
                 // Known to be absent: nothing is found, and nothing is to be loaded.
                 Err(error) if error.kind() == LoadErrorKind::Absent => continue,
-                Err(error) => return Err(error),
-                Ok(Step::Join(joined)) => {
-                    looked.joined.push((call, joined));
+                step => step?,
+            };
+            let (lease, stale) = match step {
+                Step::Join(joined) => {
+                    self.joined.push((call, joined));
                     continue;
                 }
-                Ok(Step::Turn(Turn::Served(value, _, lease))) => {
+                Step::Turn(Turn::Served(value, _, lease)) => {
                     self.found.insert(call.key().clone(), value);
-                    let Some(lease) = lease else { continue };
-                    (lease, true)
+                    match lease {
+                        None => continue,
+                        Some(lease) if lease.flight().claim.in_background() => {
+                            looked.stale.push(lease);
+                            continue;
+                        }
+                        Some(lease) => (lease, true),
+                    }
                 }
-                Ok(Step::Turn(Turn::Lead(lease))) => (lease, false),
+                Step::Turn(Turn::Lead(lease)) => (lease, false),
             };
             looked.leases.push(lease);
             looked.claims.push(Claim { call, stale });
         }
         Ok(looked)
+    }
+
+    /// What the loads of all claimed keys have come to.
+    fn settle_all(&mut self, claims: &[Claim<'a, K, V, S>], all: Vec<Own<V>>) -> Result<(), LoadError> {
+        let mut outcome = Ok(());
+        for (claim, own) in claims.iter().zip(all) {
+            outcome = outcome.and(self.settle(claim, received(own)));
+        }
+        outcome
     }
 
     /// What the load of a claimed key has come to.
@@ -112,30 +133,14 @@ where
     }
 }
 
-/// The claimed keys, for the loader.
-fn keys_of<K: Clone, V, S>(leases: &[Lease<K, V, S>]) -> Vec<K> {
-    leases.iter().map(|lease| lease.key().clone()).collect()
-}
-
-/// What a batch has brought for each key that was asked for; what was not asked for is left out.
-pub(super) fn sorted<K, V, E>(
-    result: Result<impl IntoIterator<Item = (K, V)>, E>,
-    keys: &[K],
-) -> Vec<Fetch<V>>
+/// What the closure of one call brings for each key.
+fn fetched<K, V, E>(result: Result<impl IntoIterator<Item = (K, V)>, E>, keys: &[K]) -> Vec<Fetch<V>>
 where
     K: Hash + Eq,
     E: Into<BoxError>,
 {
-    match result {
-        Ok(entries) => {
-            let mut entries: HashMap<K, V> = entries.into_iter().collect();
-            keys.iter().map(|key| entries.remove(key).map_or(Fetch::Absent, Fetch::value)).collect()
-        }
-        Err(error) => {
-            let error = LoadError::failed(error);
-            keys.iter().map(|_| Fetch::Failed(error.clone())).collect()
-        }
-    }
+    let entries = result.map(|entries| entries.into_iter().map(|(key, value)| (key, Loaded::new(value))));
+    sorted(entries.map_err(Into::into), keys, std::iter::repeat_with(|| None))
 }
 
 /// Loads what is not cached, as a thread.
@@ -152,63 +157,81 @@ where
     I: IntoIterator<Item = (K, V)>,
     E: Into<BoxError>,
 {
-    let mut many = Many::new(core, keys, terms);
     let mut load = Some(load);
-    while !many.pending.is_empty() {
-        let Looked { claims, leases, joined } = many.look()?;
-        if !claims.is_empty() {
-            let load = load.take().ok_or_else(LoadError::panicked)?;
-            let mut outcome = Ok(());
-            for (claim, own) in claims.iter().zip(run_all(leases, load)) {
-                outcome = outcome.and(many.settle(claim, received(own)));
-            }
-            outcome?;
+    let bring = |leases| {
+        let load = load.take().ok_or_else(LoadError::panicked)?;
+        Ok(run_all(leases, |_, keys| fetched(load(keys), keys)))
+    };
+    answers(Many::new(core, keys, terms), usize::MAX, bring, drop)
+}
+
+/// Loads by the attached loader what is not cached, as a thread.
+pub(crate) fn get_many<K, V, S>(
+    core: &Arc<Core<K, V, S>>,
+    keys: &HashSet<K>,
+    mut terms: Terms,
+) -> Result<HashMap<K, V>, LoadError>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    let attached = Attached::of(core, Waits::AsThread);
+    terms.attach(attached.as_ref().map(|loader| loader.background(core)));
+    let many = Many::new(core, keys, terms);
+    match attached {
+        Some(loader) => {
+            let bring = |leases| Ok(loader.load_many_here(leases));
+            answers(many, loader.most(core), bring, |stale| loader.refresh_many(stale))
         }
-        for (call, joined) in joined {
+        None => answers(many, usize::MAX, |_| Err(LoadError::no_loader()), drop).map_err(no_loader),
+    }
+}
+
+/// What a call gets that may not lead, since no loader is attached.
+fn no_loader(error: LoadError) -> LoadError {
+    if error.kind() == LoadErrorKind::NotCached { LoadError::no_loader() } else { error }
+}
+
+/// Comes to an answer for each key, as a thread. What is claimed goes to `bring`, so many keys at a time at most, and what is
+/// stale to `refresh`.
+fn answers<K, V, S>(
+    mut many: Many<'_, K, V, S>,
+    most: usize,
+    mut bring: impl FnMut(Vec<Lease<K, V, S>>) -> Result<Vec<Own<V>>, LoadError>,
+    refresh: impl Fn(Vec<Lease<K, V, S>>),
+) -> Result<HashMap<K, V>, LoadError>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    loop {
+        let Looked { claims, leases, stale } = many.look(most)?;
+        refresh(stale);
+        if !claims.is_empty() {
+            many.settle_all(&claims, bring(leases)?)?;
+        }
+        if !many.pending.is_empty() {
+            continue;
+        }
+        if many.joined.is_empty() {
+            return Ok(many.found);
+        }
+        for (call, joined) in std::mem::take(&mut many.joined) {
             let waited = joined.park();
             many.after(call, waited)?;
         }
     }
-    Ok(many.found)
 }
 
-/// Runs one load for all leases, and ends their flights.
-fn run_all<K, V, S, I, E>(
-    mut leases: Vec<Lease<K, V, S>>,
-    load: impl FnOnce(&[K]) -> Result<I, E>,
-) -> Vec<Own<V>>
-where
-    K: Hash + Eq + Clone + 'static,
-    V: Clone + 'static,
-    I: IntoIterator<Item = (K, V)>,
-    E: Into<BoxError>,
-{
-    let keys = keys_of(&leases);
-    let all: Vec<Said<V>> = run_part(&mut leases, |leases| {
-        let fetched = sorted(load(&keys), &keys);
-        leases.iter().zip(fetched).map(|(lease, fetch)| said(lease, fetch, Ttl::default())).collect()
-    });
-    leases.into_iter().zip(all).map(|(lease, said)| conclude(lease, said)).collect()
-}
-
-/// Runs what is a part of the load of all these leases, with which it begins.
-fn run_part<K, V, S, R>(leases: &mut [Lease<K, V, S>], part: impl FnOnce(&[Lease<K, V, S>]) -> R) -> R {
-    let core = leases[0].core().clone();
-    let _loading: Vec<_> =
-        leases.iter().map(|l| Loading::enter(graph(), l.flight().id(), &core.settings.name)).collect();
-    leases.iter_mut().for_each(Lease::begin);
-    // The twin of the writers' fence, between the claims and the loader.
-    source_fence();
-    counting_panics(&core.counters, || part(leases))
-}
-
-/// Loads what is not cached, as a task.
-pub(crate) async fn load_many_async<K, V, S, I, E, F>(
-    core: &Arc<Core<K, V, S>>,
-    keys: &HashSet<K>,
+/// Loads what is not cached, as a task. Not an `async fn`, which would have room for each argument once more.
+pub(crate) fn load_many_async<'a, K, V, S, I, E, F>(
+    core: &'a Arc<Core<K, V, S>>,
+    keys: &'a HashSet<K>,
     terms: Terms,
     load: impl FnOnce(Vec<K>) -> F,
-) -> Result<HashMap<K, V>, LoadError>
+) -> impl Future<Output = Result<HashMap<K, V>, LoadError>>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
@@ -219,69 +242,86 @@ where
 {
     let mut many = Many::new(core, keys, terms);
     let mut load = Some(load);
-    while !many.pending.is_empty() {
-        let Looked { claims, mut leases, joined } = many.look()?;
-        if !claims.is_empty() {
+    async move {
+        let begin = |mut leases: Vec<_>| {
             let load = load.take().ok_or_else(LoadError::panicked)?;
             let keys = keys_of(&leases);
             // It may read the source before there is a future.
             let future = run_part(&mut leases, |_| load(keys.clone()));
-            let mut outcome = Ok(());
-            let mut own = Vec::with_capacity(claims.len());
-            for leader in start_all(leases, keys, future) {
-                own.push(leader.rest().await);
-            }
-            // Which of the loads has the batch's panic is chance.
-            if let Some(panicked) = own.iter().position(|own| matches!(own, Own::Panic(_))) {
-                let _ = received(own.swap_remove(panicked));
-            }
-            for (claim, own) in claims.iter().zip(own) {
-                outcome = outcome.and(many.settle(claim, received(own)));
-            }
-            outcome?;
-        }
-        for (call, joined) in joined {
-            let waited = joined.rest().await;
-            many.after(call, waited)?;
-        }
+            let all = mapped(future, move |result| fetched(result, &keys));
+            Ok(start_all(leases, all, Waits::AsTask))
+        };
+        answers_async(&mut many, usize::MAX, begin, drop).await?;
+        Ok(many.found)
     }
-    Ok(many.found)
 }
 
-/// Begins one load for all leases.
-fn start_all<K, V, S, I, E, F>(leases: Vec<Lease<K, V, S>>, keys: Vec<K>, future: F) -> Vec<Leader<K, V, S>>
+/// Loads by the attached loader what is not cached, as a task.
+pub(crate) fn get_many_async<'a, K, V, S>(
+    core: &'a Arc<Core<K, V, S>>,
+    keys: &'a HashSet<K>,
+    mut terms: Terms,
+) -> impl Future<Output = Result<HashMap<K, V>, LoadError>>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
-    S: Send + Sync + 'static,
-    F: Future<Output = Result<I, E>> + Send + 'static,
-    I: IntoIterator<Item = (K, V)> + 'static,
-    E: Into<BoxError> + 'static,
+    S: BuildHasher + Send + Sync + 'static,
 {
-    let core = leases[0].core().clone();
-    let spawns = can_spawn(&core);
-    let all = mapped(future, move |result| sorted(result, &keys));
-    let batch = SharedBatch::new(leases.len(), &core.settings.name, all);
-    let by = if spawns { By::SpawnedWithOthers } else { By::Task };
-    let leaders: Vec<_> = leases
-        .into_iter()
-        .enumerate()
-        .map(|(nth, lease)| {
-            let member = batch.member(nth, lease.flight().id());
-            start(lease, member, Ttl::default(), by)
-        })
-        .collect();
-    if spawns {
-        let mut tasks: Vec<_> = leaders.iter().map(OwnTask::of).collect();
-        let all = poll_fn(move |cx| {
-            tasks.retain(|task| task.poll(cx).is_pending());
-            if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        // One that is refused is dropped, and leaves the loads to the leader.
-        let _ = spawn(&core, Box::pin(all));
-    } else {
-        // Whoever has joined meanwhile may sleep, and this call polls the first of them only.
-        leaders.iter().for_each(Leader::ring);
+    let attached = Attached::of(core, Waits::AsTask);
+    terms.attach(attached.as_ref().map(|loader| loader.background(core)));
+    let most = attached.as_ref().map_or(usize::MAX, |loader| loader.most(core));
+    let mut many = Many::new(core, keys, terms);
+    async move {
+        let attached = attached.as_ref();
+        let begin =
+            |leases| attached.map(|loader| loader.start_many(leases)).ok_or_else(LoadError::no_loader);
+        let refresh = |stale| {
+            if let Some(loader) = attached {
+                loader.refresh_many(stale);
+            }
+        };
+        match answers_async(&mut many, most, begin, refresh).await {
+            Err(error) if attached.is_none() => Err(no_loader(error)),
+            came => came.map(|()| many.found),
+        }
     }
-    leaders
+}
+
+/// As [`answers`], as a task. What it has found is in `many` then.
+#[allow(clippy::manual_async_fn, reason = "an `async fn` has room for each argument twice")]
+fn answers_async<K, V, S>(
+    many: &mut Many<'_, K, V, S>,
+    most: usize,
+    mut begin: impl FnMut(Vec<Lease<K, V, S>>) -> Result<Vec<Leader<K, V, S>>, LoadError>,
+    refresh: impl Fn(Vec<Lease<K, V, S>>),
+) -> impl Future<Output = Result<(), LoadError>>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    async move {
+        loop {
+            let Looked { claims, leases, stale } = many.look(most)?;
+            refresh(stale);
+            if !claims.is_empty() {
+                let mut all = Vec::with_capacity(claims.len());
+                for leader in begin(leases)? {
+                    all.push(leader.rest().await);
+                }
+                resume_panic(&mut all);
+                many.settle_all(&claims, all)?;
+            }
+            if !many.pending.is_empty() {
+                continue;
+            }
+            if many.joined.is_empty() {
+                return Ok(());
+            }
+            for (call, joined) in std::mem::take(&mut many.joined) {
+                let waited = joined.rest().await;
+                many.after(call, waited)?;
+            }
+        }
+    }
 }

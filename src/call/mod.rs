@@ -4,6 +4,7 @@
 mod attached;
 mod batch;
 mod bring;
+mod bulk;
 mod drive;
 mod many;
 mod map;
@@ -11,7 +12,7 @@ mod map;
 pub(crate) use attached::Attached;
 pub(crate) use bring::{Brought, fetch_of, fetched, received, run};
 pub(crate) use drive::{Leader, can_spawn, own_task, spawn, start};
-pub(crate) use many::{load_many, load_many_async};
+pub(crate) use many::{get_many, get_many_async, load_many, load_many_async};
 pub(crate) use map::mapped;
 
 use crate::clock::Moment;

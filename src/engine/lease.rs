@@ -70,8 +70,8 @@ pub(crate) enum By {
     Task,
     /// A task of its own, for a leader who waits.
     Spawned(Waits),
-    /// A task that is made for several, for a leader who waits as a task.
-    SpawnedWithOthers,
+    /// A task that is made for several, for a leader who waits.
+    SpawnedWithOthers(Waits),
     /// A task of its own, for nobody.
     OwnTask,
 }
@@ -80,13 +80,13 @@ impl By {
     fn waits(self) -> Waits {
         match self {
             Self::Thread | Self::OwnTask => Waits::AsThread,
-            Self::Task | Self::SpawnedWithOthers => Waits::AsTask,
-            Self::Spawned(waits) => waits,
+            Self::Task => Waits::AsTask,
+            Self::Spawned(waits) | Self::SpawnedWithOthers(waits) => waits,
         }
     }
 
     fn spawned(self) -> bool {
-        matches!(self, Self::Spawned(_) | Self::SpawnedWithOthers | Self::OwnTask)
+        matches!(self, Self::Spawned(_) | Self::SpawnedWithOthers(_) | Self::OwnTask)
     }
 }
 
@@ -125,7 +125,9 @@ impl<K, V, S> Lease<K, V, S> {
         let waits = by.waits();
         let threads = match by {
             // If its task is refused, the thread polls it.
-            By::Thread | By::Spawned(Waits::AsThread) => Threads::Any,
+            By::Thread | By::Spawned(Waits::AsThread) | By::SpawnedWithOthers(Waits::AsThread) => {
+                Threads::Any
+            }
             _ if runtime.is_none() => Threads::IfNoTask,
             _ => Threads::None,
         };

@@ -170,11 +170,9 @@ impl Behalf {
         Self(innermost.flatten())
     }
 
-    /// While what is returned exists, the calling thread is in that load too, if it was in none. The load must last as long.
+    /// While what is returned exists, the calling thread is in that load too, if there is one. The load must last as long.
     pub(crate) fn enter(&self) -> Option<Loading<'static>> {
-        let Running { id, name } = self.0.as_ref()?;
-        let is_in_one = running(|r| !r.is_empty()).unwrap_or(true);
-        (!is_in_one).then(|| Loading::resume(*id, name))
+        self.0.as_ref().map(|Running { id, name }| Loading::resume(*id, name))
     }
 }
 

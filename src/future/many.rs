@@ -1,6 +1,6 @@
 //! Many keys at once, as futures.
 
-use crate::call::{Shares, load_many_async};
+use crate::call::{Shares, get_many_async, load_many_async};
 use crate::error::{BoxError, LoadError};
 use crate::sync::Cache;
 use std::borrow::Borrow;
@@ -54,5 +54,42 @@ where
         let keys = keys.into_iter().map(|key| key.borrow().clone()).collect();
         let terms = self.patient(Shares::All).as_task(false);
         load_many_async(&self.core, &keys, terms, load).await
+    }
+
+    /// The values of many keys; what is not cached is loaded by the attached loader: the async form of
+    /// [`get_many`](Self::get_many), and with the same outcomes.
+    ///
+    /// The future of an [`async_batch_loader`](crate::CacheBuilder::async_batch_loader) belongs to the loads of all its keys, as
+    /// [`get_with_async`](Self::get_with_async)'s belongs to one. A blocking loader runs where
+    /// [`get_or_load_async`](Self::get_or_load_async) has it run.
+    ///
+    /// # Errors
+    /// As [`get_many`](Self::get_many).
+    ///
+    /// # Panics
+    /// As [`get_or_load_async`](Self::get_or_load_async).
+    ///
+    /// # Cancel safety
+    /// As [`load_many_async`](Self::load_many_async).
+    ///
+    /// # Examples
+    /// ```
+    /// # smol::block_on(async {
+    /// let load = |keys: Vec<u32>| async move { Ok::<_, std::io::Error>(keys.into_iter().map(|n| (n, n * n))) };
+    /// let cache = quell::Cache::builder().async_batch_loader(load).build();
+    /// cache.insert(2, 5);
+    /// assert_eq!(cache.get_many_async([1, 2, 3]).await.unwrap(), [(1, 1), (2, 5), (3, 9)].into());
+    /// # });
+    /// ```
+    pub async fn get_many_async<B>(
+        &self,
+        keys: impl IntoIterator<Item = B>,
+    ) -> Result<HashMap<K, V>, LoadError>
+    where
+        B: Borrow<K>,
+    {
+        let keys = keys.into_iter().map(|key| key.borrow().clone()).collect();
+        let terms = self.patient(Shares::All).as_task(false);
+        get_many_async(&self.core, &keys, terms).await
     }
 }

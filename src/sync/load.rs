@@ -2,7 +2,8 @@
 
 use super::Cache;
 use crate::call::{
-    Attached, Call, How, Shares, Step, Terms, Turn, fetch_of, fetched, load_many, received, unexpected,
+    Attached, Call, How, Shares, Step, Terms, Turn, fetch_of, fetched, get_many, load_many, received,
+    unexpected,
 };
 use crate::engine::{Demand, Glance, Lease, Lookup};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
@@ -289,6 +290,48 @@ where
     {
         let keys = keys.into_iter().map(|key| key.borrow().clone()).collect();
         load_many(&self.core, &keys, self.patient(Shares::All), load)
+    }
+
+    /// The values of many keys; what is not cached is loaded by the attached loader. Keys that the source does not have, or is
+    /// known not to have, are not in the result. One load per key, whoever asks, and however many at once.
+    ///
+    /// A [`batch_loader`](crate::CacheBuilder::batch_loader) is called once with all keys that this call leads, or for each
+    /// [`max_batch_size`](crate::CacheBuilder::max_batch_size) of them; any other loader, for one key after the other. All of
+    /// them are settled before this call waits for keys that others are loading. Stale values are served at once; those that this
+    /// call is chosen to refresh are refreshed in the background, as many by one call of the loader.
+    ///
+    /// # Errors
+    /// [`Failed`](LoadErrorKind::Failed) with the loader's error, for all keys of its call and for those who have joined them, if
+    /// one of the keys has no value that can be served in place of it; else as [`get_or_load`](Self::get_or_load), but for keys
+    /// that are absent. After an error no more is loaded; what has been loaded stays in the cache.
+    ///
+    /// # Panics
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Blocking
+    /// While the loader runs, then while others load keys of this call, up to their leases or the `wait_timeout`.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::atomic::{AtomicUsize, Ordering};
+    ///
+    /// static QUERIES: AtomicUsize = AtomicUsize::new(0);
+    /// let squares = |keys: &[u32]| {
+    ///     QUERIES.fetch_add(1, Ordering::Relaxed);
+    ///     Ok::<_, std::io::Error>(keys.iter().map(|n| (*n, n * n)).collect::<Vec<_>>())
+    /// };
+    /// let cache = quell::Cache::builder().batch_loader(squares).build();
+    /// assert_eq!(cache.get_many([1, 2, 3]).unwrap(), [(1, 1), (2, 4), (3, 9)].into());
+    /// assert_eq!(cache.get_many([3, 4]).unwrap()[&4], 16);
+    /// assert_eq!(QUERIES.load(Ordering::Relaxed), 2);
+    /// ```
+    pub fn get_many<B>(&self, keys: impl IntoIterator<Item = B>) -> Result<HashMap<K, V>, LoadError>
+    where
+        K: Clone,
+        B: Borrow<K>,
+    {
+        let keys = keys.into_iter().map(|key| key.borrow().clone()).collect();
+        get_many(&self.core, &keys, self.patient(Shares::All))
     }
 
     /// Starts a load by the attached loader in the background, or leaves it to the one that is under way. Whatever is
