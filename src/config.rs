@@ -17,6 +17,10 @@ use crate::loader::{
 use crate::observe::RemovalCause;
 use crate::policy::UNBOUNDED;
 
+mod breaker;
+
+pub use breaker::Breaker;
+
 /// How long a leader may take before somebody else may lead, unless the builder says otherwise.
 const LEASE: Duration = Duration::from_secs(30);
 /// More shards than this serve nobody.
@@ -60,13 +64,25 @@ impl EarlyRefresh {
         Self::Off
     }
 
-    /// The rule that it breaks, if it does.
-    pub(crate) fn broken_rule(self) -> Option<&'static str> {
-        match self {
-            Self::Beta(beta) if !(beta > 0.0 && beta.is_finite()) => Some("a `beta` above 0"),
-            Self::MissProbability(p) if !(p > 0.0 && p < 1.0) => Some("a probability between 0 and 1"),
-            _ => None,
-        }
+    pub(crate) fn check(self) -> Result<(), BuildError> {
+        let rule = match self {
+            Self::Beta(beta) if !(beta > 0.0 && beta.is_finite()) => "a `beta` above 0",
+            Self::MissProbability(p) if !(p > 0.0 && p < 1.0) => "a probability between 0 and 1",
+            _ => return Ok(()),
+        };
+        Err(BuildError::new("early_refresh", format!("{self:?}"), rule))
+    }
+}
+
+/// Whether a cache may have both of these TTLs.
+pub(crate) fn soft_and_hard(soft: Option<Duration>, hard: Option<Duration>) -> Result<(), BuildError> {
+    match (soft, hard) {
+        (Some(soft), Some(hard)) if soft > hard => Err(BuildError::new(
+            "soft_ttl",
+            format!("{soft:?}, with a time_to_live of {hard:?}"),
+            "at most time_to_live",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -84,6 +100,7 @@ pub(crate) struct Settings<K, V> {
     pub(crate) lease: Duration,
     pub(crate) max_concurrent_loads: Option<usize>,
     pub(crate) max_waiters: Option<usize>,
+    pub(crate) breaker: Option<Breaker>,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) max_capacity: u64,
     pub(crate) initial_capacity: usize,
@@ -125,6 +142,7 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     lease: Duration,
     max_concurrent_loads: Option<usize>,
     max_waiters: Option<usize>,
+    breaker: Option<Breaker>,
     wait_timeout: Option<Duration>,
     max_capacity: u64,
     initial_capacity: usize,
@@ -164,6 +182,7 @@ impl<K, V> CacheBuilder<K, V> {
             lease: LEASE,
             max_concurrent_loads: None,
             max_waiters: None,
+            breaker: None,
             wait_timeout: None,
             max_capacity: UNBOUNDED,
             initial_capacity: 0,
@@ -289,6 +308,21 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
+    /// Leaves a failing source alone: when the loads of this cache, over all keys, fail too often, no load begins for a while but
+    /// those of calls that can't fail; a stale value is served without a refresh, and a fallible call that has nothing to serve
+    /// gets one in grace, the fallback's, or a [`BackingOff`](crate::LoadErrorKind::BackingOff) error, at once (Nygard, *Release
+    /// It!*, 2007, "Circuit Breaker"). After the [pause](Breaker::pause) one call, of whatever key, loads and so tries the source;
+    /// the others go on as before. The first load that succeeds, whosever it is, ends it; after one that fails the pause begins anew.
+    ///
+    /// An error, a panic, and a load whose lease ended before it did are failures; a value, "not modified" and an absence are none.
+    /// A load that was given up before its lease ended counts for nothing, nor does a `compute`. Of
+    /// [`load_many`](crate::Cache::load_many) each key counts. The rate is that of a sliding window, as two fixed windows tell it,
+    /// of which the earlier counts for the part that is still covered. Loads that run already may be joined. Default: none.
+    pub fn breaker(mut self, breaker: Breaker) -> Self {
+        self.breaker = Some(breaker);
+        self
+    }
+
     /// How long a fallible call waits for somebody else's load. When it ends, the call gets a stale value, one in
     /// grace, the fallback's, or a [`TimedOut`](crate::LoadErrorKind::TimedOut) error: never a load of its own.
     /// Default: no limit but the lease.
@@ -361,6 +395,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             lease,
             max_concurrent_loads,
             max_waiters,
+            breaker,
             wait_timeout,
             max_capacity,
             initial_capacity,
@@ -390,6 +425,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             lease,
             max_concurrent_loads,
             max_waiters,
+            breaker,
             wait_timeout,
             max_capacity,
             initial_capacity,
@@ -480,7 +516,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     ///
     /// [`get_many`](crate::Cache::get_many) gives it all keys that it has to load, up to
     /// [`max_batch_size`](Self::max_batch_size) at once; to all else that loads it is a loader of one key. A batch has the time
-    /// of one [`lease`](Self::lease).
+    /// of one [`lease`](Self::lease). Default: none.
     ///
     /// # Examples
     /// ```
@@ -499,7 +535,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
 
     /// Attaches an async loader that takes many keys at once, in place of an [`async_loader`](Self::async_loader): of the two,
     /// the one that is set last counts. Closures `|keys: Vec<K>| ..` that return a future of a `Result` of pairs `(K, V)` are
-    /// async batch loaders. Else as [`batch_loader`](Self::batch_loader).
+    /// async batch loaders. Else as [`batch_loader`](Self::batch_loader). Default: none.
     ///
     /// # Examples
     /// ```
@@ -534,15 +570,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
 
     /// Checks all settings against their rules and each other.
     pub(crate) fn check(self) -> Result<(Settings<K, V>, Parts<S>), BuildError> {
-        if let (Some(soft), Some(hard)) = (self.soft_ttl, self.time_to_live)
-            && soft > hard
-        {
-            return Err(BuildError::new(
-                "soft_ttl",
-                format!("{soft:?}, with a time_to_live of {hard:?}"),
-                "at most time_to_live",
-            ));
-        }
+        soft_and_hard(self.soft_ttl, self.time_to_live)?;
         if !(0.0..=1.0).contains(&self.jitter) {
             return Err(BuildError::new("jitter", format!("{:?}", self.jitter), "from 0 to 1"));
         }
@@ -555,14 +583,15 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             None if loads && self.soft_ttl.is_none() => EarlyRefresh::beta(1.0),
             None => EarlyRefresh::off(),
         };
-        if let Some(rule) = early_refresh.broken_rule() {
-            return Err(BuildError::new("early_refresh", format!("{early_refresh:?}"), rule));
-        }
+        early_refresh.check()?;
         if self.max_concurrent_loads == Some(0) {
             return Err(BuildError::new("max_concurrent_loads", "0".into(), "at least 1"));
         }
         if self.max_batch_size == 0 {
             return Err(BuildError::new("max_batch_size", "0".into(), "at least 1"));
+        }
+        if let Some(breaker) = self.breaker {
+            breaker.check()?;
         }
         if let Some(backoff) = self.error_backoff {
             if backoff.first > backoff.cap {
@@ -605,6 +634,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             lease: self.lease,
             max_concurrent_loads: self.max_concurrent_loads,
             max_waiters: self.max_waiters,
+            breaker: self.breaker,
             wait_timeout: self.wait_timeout,
             max_capacity: self.max_capacity,
             initial_capacity: self.initial_capacity,
@@ -643,6 +673,7 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("max_concurrent_loads", &self.max_concurrent_loads)
             .field("max_waiters", &self.max_waiters)
             .field("max_batch_size", &self.max_batch_size)
+            .field("breaker", &self.breaker)
             .field("wait_timeout", &self.wait_timeout)
             .field("max_capacity", &self.max_capacity)
             .field("initial_capacity", &self.initial_capacity)

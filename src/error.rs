@@ -27,7 +27,8 @@ pub enum LoadErrorKind {
     NotCached,
     /// The source has no such key.
     Absent,
-    /// A load of the key failed a short while ago; the next one starts when the back-off ends.
+    /// A load of the key failed a short while ago; the next one starts when the back-off ends. Or the
+    /// [breaker](crate::CacheBuilder::breaker) is open, since loads of many keys failed.
     BackingOff,
 }
 
@@ -75,6 +76,11 @@ impl LoadError {
         Self::build(LoadErrorKind::NotCached, Some(detail.into()), None)
     }
 
+    pub(crate) fn frozen() -> Self {
+        let detail = "the cache is frozen, and no load begins";
+        Self::build(LoadErrorKind::NotCached, Some(detail.into()), None)
+    }
+
     pub(crate) fn absent() -> Self {
         Self::build(LoadErrorKind::Absent, None, None)
     }
@@ -88,6 +94,12 @@ impl LoadError {
     pub(crate) fn backing_off(cause: &Self, left: Duration) -> Self {
         let detail = format!("the last load failed, the next may start in {left:?}");
         Self::build(LoadErrorKind::BackingOff, Some(detail), Some(Box::new(cause.clone())))
+    }
+
+    /// The breaker is open, and the next load may go when this has passed.
+    pub(crate) fn source_failing(left: Duration) -> Self {
+        let detail = format!("the source of this cache is failing, the next probe may go in {left:?}");
+        Self::build(LoadErrorKind::BackingOff, Some(detail), None)
     }
 
     /// What went wrong, to match on.
@@ -118,7 +130,7 @@ impl fmt::Display for LoadError {
             LoadErrorKind::Cycle => "the load waits for itself",
             LoadErrorKind::NotCached => "not cached",
             LoadErrorKind::Absent => "the source has no such key",
-            LoadErrorKind::BackingOff => "backing off after a failed load",
+            LoadErrorKind::BackingOff => "backing off after failed loads",
         })?;
         match &self.0.detail {
             Some(detail) => write!(f, ": {detail}"),

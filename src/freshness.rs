@@ -26,7 +26,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, saturating_nanos};
 
 /// How long one entry lives; what is `None` is the cache's own setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,16 @@ impl Ttl {
     pub(crate) fn or(self, other: Self) -> Self {
         Self { soft: self.soft.or(other.soft), hard: self.hard.or(other.hard) }
     }
+}
+
+/// A TTL of a cache as one word; for ever, which `None` is too, is the last.
+pub(crate) fn word_of(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(u64::MAX, saturating_nanos)
+}
+
+/// The TTL that a word stands for.
+pub(crate) fn length_of(word: u64) -> Option<Duration> {
+    (word != u64::MAX).then(|| Duration::from_nanos(word))
 }
 
 /// The times of a value, in the form of the module's head.

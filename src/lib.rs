@@ -105,7 +105,8 @@
 //! # Failure
 //! - A failing load with any number of fallible waiters is one load, and one [`LoadError`] for all of them.
 //! - Before a fallible call returns an error, it takes the ladder: a value in [grace](CacheBuilder::stale_if_error), the
-//!   [`fallback`](CacheBuilder::fallback), the error. `Absent`, `NotCached` and `Cycle` are told at once.
+//!   [`fallback`](CacheBuilder::fallback), the error. `Absent`, `Cycle`, and `NotCached` but in a frozen cache, are told at
+//!   once.
 //! - A waiter's deadline never causes a load.
 //! - A loader's panic resumes in its own caller; the others look again, and one of them leads.
 //! - A load that waits for itself, directly or by way of other loads, threads and caches, is reported as a
@@ -118,13 +119,17 @@
 //! - The source can be spared: [`max_concurrent_loads`](CacheBuilder::max_concurrent_loads) and
 //!   [`max_waiters`](CacheBuilder::max_waiters) bound what runs and what waits, over all keys; whoever is one too many takes
 //!   the ladder at once, and gets [`Overloaded`](LoadErrorKind::Overloaded) at its end.
+//! - A source that fails for many keys can be left alone: with a [`breaker`](CacheBuilder::breaker), while it is open, one call
+//!   of all keys tries it now and then; the others take the ladder at once, down to [`BackingOff`](LoadErrorKind::BackingOff).
+//! - In an outage the cache can be [frozen](Mode::Frozen): whatever is there is served, however old, and no load begins. Where the
+//!   cache itself is in doubt it can be [bypassed](Mode::Bypass). See [`set_mode`](Cache::set_mode).
 //!
 //! What applies to which call:
 //!
 //! | | `get_with`, `optionally_get_with`, `compute` | `try_get_with`, `load_many`, `get_many`, `get_or_load`, `ask` | refreshes |
 //! |---|---|---|---|
 //! | `wait_timeout`, `max_waiters`, ladder | no | yes | |
-//! | `error_backoff`, `max_concurrent_loads` | no | yes | yes |
+//! | `error_backoff`, `max_concurrent_loads`, `breaker`, `Mode::Frozen` | no | yes | yes |
 //! | a remembered absence | `optionally_get_with`: `None` | `get_or_load`, `ask`: `Absent`; `load_many`, `get_many`: left out | |
 //!
 //! # Freshness
@@ -290,7 +295,8 @@ mod sync;
 mod table;
 
 pub use clock::{Clock, ManualClock, Wake};
-pub use config::{CacheBuilder, EarlyRefresh};
+pub use config::{Breaker, CacheBuilder, EarlyRefresh};
+pub use engine::Mode;
 pub use error::{BoxError, BuildError, LoadError, LoadErrorKind};
 pub use executor::{BoxFuture, Executor, Job, Rejected, Spawner};
 pub use flight::LoadCause;

@@ -43,6 +43,7 @@ pub(crate) enum Count {
     NegativeHits,
     EarlyRefreshes,
     RefusedRefreshes,
+    BreakerOpenings,
     LoaderPanics,
     ListenerPanics,
     Oversized,
@@ -269,6 +270,7 @@ impl Counters {
             negative_hits: self.sum(Count::NegativeHits),
             early_refreshes: self.sum(Count::EarlyRefreshes),
             refused_refreshes: self.sum(Count::RefusedRefreshes),
+            breaker_openings: self.sum(Count::BreakerOpenings),
             loader_panics: self.sum(Count::LoaderPanics),
             listener_panics: self.sum(Count::ListenerPanics),
             oversized: self.sum(Count::Oversized),
@@ -324,6 +326,8 @@ pub struct Stats {
     pub early_refreshes: u64,
     /// Background refreshes that no executor took.
     pub refused_refreshes: u64,
+    /// How often the [breaker](crate::CacheBuilder::breaker) has opened, having been closed.
+    pub breaker_openings: u64,
     /// Loads that ended with a panic: of the loader, or of what it led to (the `Expiry`, the weigher, a value's `Clone`).
     pub loader_panics: u64,
     /// Panics of the eviction listener, caught.
@@ -337,6 +341,8 @@ pub struct Stats {
     /// Bytes of the cache's own allocations that have been removed and wait until nobody can be reading them: entries with
     /// their keys and values, without what those own on the heap. Of all caches of the process, as reclamation is common.
     pub unreclaimed: u64,
+    /// Whether the breaker is open now: no load has succeeded since it opened.
+    pub breaker_open: bool,
     /// Loads under way now.
     pub in_flight: u64,
     /// Callers that wait for a load now.

@@ -1,8 +1,8 @@
 //! One test per setting of the builder, which has its name, and fails if the setting is ignored: `cargo test --test settings`.
 //!
 //! What `initial_capacity` does shows only in what is allocated: `tests/memory.rs`. More on `early_refresh` is in
-//! `tests/early.rs`, on `error_backoff` and `negative_ttl` in `tests/failure.rs`, on the limits in `tests/limits.rs`, and on the
-//! loaders in `tests/loaders.rs`.
+//! `tests/early.rs`, on `error_backoff` and `negative_ttl` in `tests/failure.rs`, on the limits in `tests/limits.rs`, on
+//! `breaker` in `tests/breaker.rs`, and on the loaders in `tests/loaders.rs` and `tests/batch.rs`.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -16,11 +16,13 @@ use common::{
     Builder, Gate, Queue, Tally, With, eventually, ms, over_shapes, panic_of, plain, secs, until_waiting,
 };
 use quell::{
-    Backoff, Cache, Clock, DefaultHashBuilder, DefaultHasher, EarlyRefresh, Job, LoadError, LoadErrorKind,
-    Loaded, ManualClock, Provenance, Rejected, RemovalCause, Ttl,
+    Backoff, Breaker, Cache, Clock, DefaultHashBuilder, DefaultHasher, EarlyRefresh, Job, LoadError,
+    LoadErrorKind, Loaded, ManualClock, Provenance, Rejected, RemovalCause, Ttl,
 };
+use std::collections::HashMap;
 use std::future::ready;
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -68,10 +70,10 @@ fn settings() -> Vec<(&'static str, String)> {
 #[test]
 fn no_setting_is_forgotten() {
     let settings = settings();
-    // As many as the builder has fields, and the short forms of two.
+    // As many as the builder has fields, the short forms of two, and another form of two.
     let fields = include_str!("../src/config.rs").split("pub struct CacheBuilder<").nth(1).unwrap();
     let fields = fields.split('}').next().unwrap().lines().filter(|line| line.ends_with(',')).count();
-    assert_eq!(settings.len(), fields + 2, "{settings:?}");
+    assert_eq!(settings.len(), fields + 4, "{settings:?}");
     let tests = [include_str!("settings.rs"), include_str!("memory.rs")];
     for (setting, docs) in settings {
         let test = format!("#[test]\nfn {setting}() {{");
@@ -388,8 +390,10 @@ fn early_refresh() {
                 assert_eq!(got.unwrap(), 1);
                 assert_eq!(cache.get(&1), Some(1), "one that never loads takes no part");
             }
-            assert_eq!(cache.stats().early_refreshes, queue.len() as u64);
-            queue.len()
+            let queued = queue.len();
+            queue.run();
+            assert_eq!(cache.stats().early_refreshes, queued as u64);
+            queued
         })
     };
     // With such a factor the first read of the half fires for certain, and then somebody loads.
@@ -737,6 +741,70 @@ fn async_loader_fn() {
     let cache = plain().async_loader_fn(|key: String| async move { key.parse::<u32>() }).build();
     assert_eq!(smol::block_on(cache.get_or_load_async("12")).unwrap(), 12);
     assert!(smol::block_on(cache.get_or_load_async("x")).is_err());
+}
+
+#[test]
+fn batch_loader() {
+    let calls = Tally::default();
+    let count = calls.clone();
+    let load = move |keys: &[u32]| {
+        count.add();
+        Ok::<_, Error>(keys.iter().map(|key| (*key, key + 1)).collect::<Vec<_>>())
+    };
+    let cache = plain().batch_loader(load).build();
+    assert_eq!(cache.get_many([1, 2]).unwrap(), HashMap::from([(1, 2), (2, 3)]));
+    assert_eq!((cache.get_or_load(&3).unwrap(), calls.get()), (4, 2));
+}
+
+#[test]
+fn async_batch_loader() {
+    let calls = Tally::default();
+    let count = calls.clone();
+    let load = move |keys: Vec<u32>| {
+        count.add();
+        ready(Ok::<_, Error>(keys.into_iter().map(|key| (key, key + 1))))
+    };
+    let cache = plain().async_batch_loader(load).build();
+    let got = smol::block_on(cache.get_many_async([1, 2])).unwrap();
+    assert_eq!((got, calls.get()), (HashMap::from([(1, 2), (2, 3)]), 1));
+}
+
+#[test]
+fn max_batch_size() {
+    for (most, calls) in [(None, 1), (Some(3), 4)] {
+        let (called, largest) = (Tally::default(), Arc::new(AtomicUsize::new(0)));
+        let (count, large) = (called.clone(), largest.clone());
+        let builder = plain().batch_loader(move |keys: &[u32]| {
+            count.add();
+            large.fetch_max(keys.len(), Ordering::SeqCst);
+            Ok::<_, Error>(keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>())
+        });
+        let builder = if let Some(most) = most { builder.max_batch_size(most) } else { builder };
+        assert_eq!(builder.build().get_many(0..10).unwrap().len(), 10);
+        assert_eq!((called.get(), largest.load(Ordering::SeqCst)), (calls, most.unwrap_or(10)));
+    }
+}
+
+#[test]
+fn breaker() {
+    for breaks in [true, false] {
+        let (clock, loads) = (ManualClock::new(), Tally::default());
+        let builder = plain::<u32, u32>().clock(clock.clone());
+        let builder =
+            if breaks { builder.breaker(Breaker::new(0.5).min_loads(2).pause(secs(5))) } else { builder };
+        let count = loads.clone();
+        let load = move |_: &u32| {
+            count.add();
+            Err::<u32, _>(boom())
+        };
+        let cache = builder.loader(load).build();
+        let failed = |key| kind(cache.get_or_load(&key));
+        assert_eq!([failed(1), failed(2)], [LoadErrorKind::Failed; 2]);
+        let after = if breaks { LoadErrorKind::BackingOff } else { LoadErrorKind::Failed };
+        assert_eq!((failed(3), loads.get()), (after, if breaks { 2 } else { 3 }));
+        clock.advance(secs(5));
+        assert_eq!(failed(4), LoadErrorKind::Failed, "one tries the source");
+    }
 }
 
 #[test]

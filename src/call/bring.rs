@@ -6,17 +6,19 @@ use crate::error::{BoxError, LoadError};
 use crate::flight::cycle::{self, graph};
 use crate::flight::{Fetch, Own};
 use crate::freshness::Ttl;
-use crate::observe::{Count, Counters};
+use crate::observe::Count;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
-/// Counts a loader's panic while it unwinds.
-struct Panicking<'a>(&'a Counters);
+/// Counts the panic of a load for several leases, or for one, while it unwinds.
+struct Panicking<'a, K, V, S>(&'a mut [Lease<K, V, S>]);
 
-impl Drop for Panicking<'_> {
+impl<K, V, S> Drop for Panicking<'_, K, V, S> {
     fn drop(&mut self) {
-        self.0.add(Count::LoaderPanics);
-        self.0.add(Count::LoadFailures);
+        let counters = &self.0[0].core().counters;
+        counters.add(Count::LoaderPanics);
+        counters.add(Count::LoadFailures);
+        self.0.iter_mut().for_each(Lease::panics);
     }
 }
 
@@ -30,13 +32,16 @@ pub(crate) fn run<K: 'static, V: 'static, S, R>(
     lease.begin();
     // The twin of the writers' fence, between the claim and the loader.
     source_fence();
-    counting_panics(&lease.core().counters, || load(lease))
+    counting_panics(std::slice::from_mut(lease), |leases| load(&leases[0]))
 }
 
-/// Runs what is a part of a load.
-pub(super) fn counting_panics<R>(counters: &Counters, part: impl FnOnce() -> R) -> R {
-    let panicking = Panicking(counters);
-    let result = part();
+/// Runs what is a part of a load for these leases, of which there is one at least.
+pub(super) fn counting_panics<K, V, S, R>(
+    leases: &mut [Lease<K, V, S>],
+    part: impl FnOnce(&[Lease<K, V, S>]) -> R,
+) -> R {
+    let panicking = Panicking(leases);
+    let result = part(panicking.0);
     std::mem::forget(panicking);
     result
 }

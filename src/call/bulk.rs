@@ -27,7 +27,7 @@ pub(super) fn run_part<K, V, S, R>(
     leases.iter_mut().for_each(Lease::begin);
     // The twin of the writers' fence, between the claims and the loader.
     source_fence();
-    counting_panics(&core.counters, || part(leases))
+    counting_panics(leases, part)
 }
 
 /// Runs one load for all leases.

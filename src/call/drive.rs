@@ -206,10 +206,10 @@ fn end<K, V, S>(
 {
     let load = polling.with(|load| std::mem::replace(load, Load::Ended(Own::Abandoned)));
     let Load::Running(running) = load else { return };
-    let lease = Lease::resume(core.clone(), flight.clone(), running.seat, running.begun);
+    let mut lease = Lease::resume(core.clone(), flight.clone(), running.seat, running.begun);
     let said = catch_unwind(AssertUnwindSafe(|| {
-        counting_panics(&core.counters, || match fetched {
-            Ok(fetch) => said(&lease, fetch, running.ttl),
+        counting_panics(std::slice::from_mut(&mut lease), |leases| match fetched {
+            Ok(fetch) => said(&leases[0], fetch, running.ttl),
             Err(panic) => resume_unwind(panic),
         })
     }));

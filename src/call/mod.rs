@@ -212,12 +212,6 @@ where
                     self.count_miss();
                     return Ok(Step::Turn(Turn::Lead(lease)));
                 }
-                Lookup::Overloaded => {
-                    drop(stay);
-                    self.count_miss();
-                    let error = LoadError::overloaded("max_concurrent_loads");
-                    return self.ladder(error).map(|got| Step::Turn(Turn::served(got)));
-                }
                 Lookup::NotCached => {
                     core.counters.add(Count::Misses);
                     return Err(LoadError::not_cached());
@@ -228,7 +222,7 @@ where
                     }
                     return Err(LoadError::absent());
                 }
-                Lookup::BackingOff(error) => {
+                Lookup::Refused(error) => {
                     drop(stay);
                     self.count_miss();
                     return self.ladder(error).map(|got| Step::Turn(Turn::served(got)));

@@ -23,6 +23,8 @@ const NEVER_FIRES: f64 = 44.4;
 const NOTED: u32 = 64;
 /// and then one of so many.
 const SAMPLED: u32 = 16;
+/// The window where the reads are to be noted, from the middle of each life on.
+const NOTES_READS: u64 = u64::MAX / 2;
 
 /// When reads refresh early. May be changed while the cache is in use.
 pub(super) struct Early {
@@ -52,15 +54,20 @@ impl Early {
     }
 
     pub(super) fn set(&self, setting: EarlyRefresh) {
-        let (number, window) = match setting {
-            EarlyRefresh::Off => (0.0, 0),
-            EarlyRefresh::Beta(beta) => (beta, 0),
-            // The reads are to be noted from the middle of each life on.
-            EarlyRefresh::MissProbability(p) => (-p, u64::MAX / 2),
+        let before = self.setting();
+        // The scales that have been seen are longer now, or shorter.
+        let rescaled = |nanos: &AtomicU64, beta: f64| {
+            if before > 0.0 { (nanos.load(Ordering::Relaxed) as f64 / before * beta) as u64 } else { 0 }
         };
-        // Relaxed: a setting, and a figure that follows from it.
+        let (number, window, needed) = match setting {
+            EarlyRefresh::Off => (0.0, 0, 0),
+            EarlyRefresh::Beta(beta) => (beta, rescaled(&self.window, beta), rescaled(&self.needed, beta)),
+            EarlyRefresh::MissProbability(p) => (-p, NOTES_READS, 0),
+        };
+        // Relaxed: a setting, and figures that follow from it.
         self.setting.store(f64::to_bits(number), Ordering::Relaxed);
         self.window.store(window, Ordering::Relaxed);
+        self.needed.store(needed, Ordering::Relaxed);
     }
 
     fn setting(&self) -> f64 {
@@ -86,7 +93,15 @@ impl Early {
     fn widen(&self, cost: f64, times: &Times) {
         let (born, soft) = (times.born(), times.soft());
         let beta = self.setting();
-        if beta <= 0.0 || cost <= 0.0 || soft == Moment::NEVER {
+        if beta <= 0.0 {
+            // Puts right what one that widened it while the setting changed has left.
+            let window = if beta < 0.0 { NOTES_READS } else { 0 };
+            if self.window() != window {
+                self.window.store(window, Ordering::Relaxed);
+            }
+            return;
+        }
+        if cost <= 0.0 || soft == Moment::NEVER {
             return;
         }
         let life = saturating_nanos(soft.since(born));

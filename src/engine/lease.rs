@@ -1,5 +1,6 @@
 //! The lease: the leader's right to end a flight, once, in one of a few ways.
 
+use super::breaker::Verdict;
 use super::{Core, Place};
 use crate::clock::Moment;
 use crate::error::LoadError;
@@ -29,6 +30,8 @@ pub(crate) struct Lease<K, V, S> {
     superseded: Option<Shared<Flight<K, V>>>,
     /// When the loader was called, or the load's future was first polled, exactly.
     begun: Moment,
+    /// What the load says of its source.
+    verdict: Option<Verdict>,
 }
 
 /// A lease whose load waits on an executor's queue. It does not keep the cache alive: if the cache goes first, the load
@@ -43,13 +46,24 @@ impl<K, V, S> QueuedLease<K, V, S> {
     fn lease(&mut self) -> Option<Lease<K, V, S>> {
         // The seat is good only while the cache exists.
         let (core, flight) = (self.core.upgrade()?, self.flight.clone());
-        Some(Lease { core, flight, seat: self.seat.take(), superseded: None, begun: Moment::NEVER })
+        Some(Lease {
+            core,
+            flight,
+            seat: self.seat.take(),
+            superseded: None,
+            begun: Moment::NEVER,
+            verdict: None,
+        })
     }
 
-    /// Begins the load. `None` if somebody has taken the flight over, or the cache is gone: it must not run.
+    /// Begins the load. `None` if it must not run: somebody has taken the flight over, the cache is gone or frozen, or its
+    /// breaker has opened.
     #[must_use]
     pub(crate) fn begin(mut self) -> Option<Lease<K, V, S>> {
         let lease = self.lease()?;
+        if !lease.core.lets_begin(&lease.flight.claim) {
+            return None;
+        }
         let end = lease.core.time.now().plus(lease.core.settings.lease);
         lease.flight.begin(end).then_some(lease)
     }
@@ -105,7 +119,7 @@ impl<K, V, S> Lease<K, V, S> {
     /// hand finds all who wait; if the claim is lost, dropping the lease is all.
     pub(super) fn new(core: &Arc<Core<K, V, S>>, flight: Shared<Flight<K, V>>) -> Self {
         let seat = Some(core.flights.enter(flight.clone()));
-        Self { core: core.clone(), flight, seat, superseded: None, begun: Moment::NEVER }
+        Self { core: core.clone(), flight, seat, superseded: None, begun: Moment::NEVER, verdict: None }
     }
 
     /// The lease of a load that was put into its flight, and has been taken out.
@@ -115,7 +129,7 @@ impl<K, V, S> Lease<K, V, S> {
         seat: Seat<Flight<K, V>>,
         begun: Moment,
     ) -> Self {
-        Self { core, flight, seat: Some(seat), superseded: None, begun }
+        Self { core, flight, seat: Some(seat), superseded: None, begun, verdict: None }
     }
 
     /// Puts the load's future into its flight, for those who wait to poll it. The place is the leader's.
@@ -198,16 +212,25 @@ impl<K, V, S> Lease<K, V, S> {
         }
     }
 
+    /// The load has panicked.
+    pub(crate) fn panics(&mut self) {
+        self.verdict = Some(Verdict::Failure);
+    }
+
     /// How long the load has taken so far.
     pub(crate) fn took(&self) -> Duration {
         self.core.time.precise().since(self.begun)
     }
 
-    /// The value that the load is to replace, in whatever stage, if the slot still leads to it.
+    /// The value that the load is to replace, in whatever stage, if the slot still leads to it. None during a bypass: a loader
+    /// that trusts it would have it served.
     pub(crate) fn previous(&self, guard: &Guard) -> Option<V>
     where
         V: Clone,
     {
+        if self.core.switches.is_bypassed() {
+            return None;
+        }
         self.mine(guard)?.held().cell().map(|cell| cell.value.clone())
     }
 
@@ -216,10 +239,11 @@ impl<K, V, S> Lease<K, V, S> {
     where
         V: Clone,
     {
+        let serves = !self.core.switches.is_bypassed();
         let held = self.mine(guard).ok_or(Published::Fenced)?.held();
         let now = self.core.time.now();
-        let served =
-            held.cell().filter(|cell| self.core.stage_at(&self.flight.target, cell, now) <= Stage::Stale);
+        let stage = |cell: &Cell<V>| self.core.stage_at(&self.flight.target, cell, now);
+        let served = held.cell().filter(|cell| serves && stage(cell) <= Stage::Stale);
         Ok(served.map(|cell| cell.value.clone()))
     }
 
@@ -231,10 +255,11 @@ impl<K, V, S> Lease<K, V, S> {
     }
 
     /// Records a failure, which all who wait share.
-    pub(crate) fn fail(self, error: LoadError) -> Published
+    pub(crate) fn fail(mut self, error: LoadError) -> Published
     where
         V: Clone,
     {
+        self.verdict = Some(Verdict::Failure);
         self.core.counters.add(Count::LoadFailures);
         let shared = error.clone();
         self.remember(error, Outcome::Failure(shared))
@@ -281,18 +306,19 @@ impl<K, V, S> Lease<K, V, S> {
     }
 
     /// The source has no such key: the value goes, and that is remembered if the cache is to.
-    pub(crate) fn absent(self) -> Published
+    pub(crate) fn absent(mut self) -> Published
     where
         V: Clone,
     {
+        self.verdict = Some(Verdict::Success);
         let outcome = |_| Outcome::Failure(LoadError::absent());
         let now = self.core.time.now();
         let next = match self.core.settings.negative_ttl {
-            Some(ttl) => {
+            Some(ttl) if !self.core.switches.is_bypassed() => {
                 self.core.has_mortals();
                 Next::Absence { until: now.plus(ttl) }
             }
-            None => Next::Dead,
+            _ => Next::Dead,
         };
         self.end(|_| next, Some(RemovalCause::Explicit), outcome)
     }
@@ -363,7 +389,10 @@ impl<K, V, S> Lease<K, V, S> {
             flight.tell();
         }
         match flight.mark_over(Finish::Ended) {
-            None => core.load_is_over(),
+            None => {
+                core.load_is_over();
+                core.tell_breaker(flight, self.verdict, self.begun != Moment::NEVER);
+            }
             Some(Finish::HangsInJob) => core.keeper.one_is_back(),
             Some(Finish::TakenOver | Finish::Ended) => {}
         }
@@ -397,8 +426,10 @@ impl<V> Fetched<V> {
 impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
     /// Publishes a value. `spare` is the caller's own clone of it, for those who have joined.
     ///
-    /// Where the value is not to be stored, has a TTL of zero or is too heavy, the entry goes: what was there is outdated.
-    pub(crate) fn publish(self, fetched: Fetched<V>, spare: &V) -> Published {
+    /// Where the value is not to be stored, has a TTL of zero or is too heavy, and during a bypass, the entry goes: what was there
+    /// is outdated.
+    pub(crate) fn publish(mut self, fetched: Fetched<V>, spare: &V) -> Published {
+        self.verdict = Some(Verdict::Success);
         self.publish_to(|_| true, fetched, spare)
     }
 
@@ -416,6 +447,7 @@ impl<K: 'static, V: Clone + 'static, S> Lease<K, V, S> {
         let new = Weighed { cell: Cell { value, times }, weight };
         // Not used until the flight has ended: its destructor is user code.
         let mut unsold = None;
+        let store = store && !self.core.switches.is_bypassed();
         let next = if store && now.is_before(times.hard()) && self.core.admits(weight) {
             Next::Value(NewCell::for_flight(&self.flight, new))
         } else {

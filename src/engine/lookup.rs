@@ -1,6 +1,7 @@
 //! What a call that may load comes to: a hit, a lease, a place in somebody else's flight, or a reason to back off.
 
-use super::limits::Asks;
+use super::breaker::Verdict;
+use super::limits::{Asks, Permit};
 use super::{Core, Hit, Lease, Place, Stay};
 use crate::clock::Moment;
 use crate::error::LoadError;
@@ -68,12 +69,17 @@ pub(crate) struct Demand {
 
 impl Demand {
     /// How it asks for a permit to load what it waits for.
-    fn asks(&self) -> Asks {
+    fn asks(&self, takes_over: bool) -> Asks {
         match self.miss {
-            Start::Now if self.backs_off && !self.is_let_in => Asks::Foreground,
-            Start::Now => Asks::Anyhow,
+            Start::Now if !self.backs_off => Asks::Anyhow,
+            _ if takes_over => Asks::TakeOver,
+            Start::Now => Asks::Foreground,
             Start::Queued | Start::Spawned => Asks::Background { urgent: false },
         }
+    }
+
+    fn cause(&self) -> LoadCause {
+        if self.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss }
     }
 
     /// Whether a remembered absence is an answer; who sets an age wants to know it anew.
@@ -100,10 +106,8 @@ pub(crate) enum Lookup<'g, K, V, S> {
     Join(Place<K, V, S>),
     /// The source has no such key.
     Absent,
-    /// Nothing to serve, and the last load failed a short while ago.
-    BackingOff(LoadError),
-    /// Nothing to serve, and too many loads run already.
-    Overloaded,
+    /// Nothing to serve, and no load may begin now.
+    Refused(LoadError),
     /// Nothing to serve, and the call may not load.
     NotCached,
 }
@@ -133,23 +137,23 @@ where
     {
         let hash = self.hash(key);
         loop {
+            let bypassed = self.switches.is_bypassed();
             let Some((slot, state)) = self.seek(hash, key, stay) else {
                 if !demand.may_lead {
                     return Lookup::NotCached;
                 }
-                // User code, which may panic: before there is a permit.
-                let (key, now) = (key.to_owned(), self.time.now());
-                if !self.admits_load(demand.asks()) {
-                    return Lookup::Overloaded;
-                }
-                match self.found(hash, key, demand.miss, now, stay) {
+                let permit = match self.admits_load(demand.asks(false), demand.is_let_in) {
+                    Ok(permit) => permit,
+                    Err(refusal) => return Lookup::Refused(refusal.error()),
+                };
+                match self.found(hash, key, demand, permit, stay) {
                     Some(lease) => return Lookup::Lead(lease),
                     None => continue,
                 }
             };
             let held = state.held();
             // A fresh value that will do is the common case: the clock is read once for it, or not at all.
-            if let (Some(cell), Some(accept)) = (held.cell(), demand.accept) {
+            if let (Some(cell), Some(accept), false) = (held.cell(), demand.accept, bypassed) {
                 let stage = self.stage(slot, cell, true);
                 let limited = accept.max_age.is_some() || accept.max_stale.is_some();
                 if stage <= Stage::Stale && (!limited || accept.takes(cell, self.time.now())) {
@@ -166,11 +170,12 @@ where
                         (Stage::Stale, State::Loading(flight)) if demand.may_lead => {
                             let now = self.time.now();
                             let over = flight.may_be_taken_over(now, false);
-                            (over && self.admits_load(Asks::Anyhow))
-                                .then(|| {
-                                    self.take_over(slot, flight, demand.stale, LoadCause::Stale, now, stay)
-                                })
-                                .flatten()
+                            over.then(|| self.admits_load(Asks::TakeOver, false).ok()).flatten().and_then(
+                                |permit| {
+                                    let claim = self.begins(demand.stale, LoadCause::Stale, now, permit);
+                                    self.take_over(slot, flight, claim, stay)
+                                },
+                            )
                         }
                         _ => None,
                     };
@@ -178,9 +183,10 @@ where
                 }
             }
             let now = self.time.now();
-            let record = held.record();
-            if record.is_some_and(|record| record.is_absence() && now < record.pause.load)
+            let (record, frozen) = (held.record(), self.switches.is_frozen());
+            if record.is_some_and(|record| record.is_absence() && (now < record.pause.load || frozen))
                 && demand.takes_absence()
+                && !bypassed
             {
                 slot.mark().hit();
                 return Lookup::Absent;
@@ -192,12 +198,13 @@ where
                 State::Ready(held) => {
                     if let Some(record) = record
                         && demand.backs_off
+                        && !frozen
                         && !record.is_absence()
                         && let until = demand.held_up_until(record.pause)
                         && now < until
                     {
                         let left = until.since(now);
-                        return Lookup::BackingOff(LoadError::backing_off(&record.error, left));
+                        return Lookup::Refused(LoadError::backing_off(&record.error, left));
                     }
                     Move::Claim(held)
                 }
@@ -216,47 +223,45 @@ where
                 },
                 State::Dead => continue,
             };
-            let asks = if matches!(action, Move::TakeOver(_)) { Asks::Anyhow } else { demand.asks() };
-            if !self.admits_load(asks) {
-                return Lookup::Overloaded;
-            }
-            if let Some(lease) = self.lead(slot, &action, demand, now, stay) {
+            let takes_over = matches!(action, Move::TakeOver(_));
+            let permit = match self.admits_load(demand.asks(takes_over), demand.is_let_in) {
+                Ok(permit) => permit,
+                Err(refusal) => return Lookup::Refused(refusal.error()),
+            };
+            let claim = self.begins(demand.miss, demand.cause(), now, permit);
+            // One CAS from exactly what was judged.
+            let lease = match action {
+                Move::Claim(held) => self.claim(slot, State::Ready(held), claim, stay),
+                Move::TakeOver(flight) => self.take_over(slot, flight, claim, stay),
+            };
+            if let Some(lease) = lease {
                 return Lookup::Lead(lease);
             }
         }
     }
 
     /// A new slot with a load under way, with a permit. `None` if somebody else has linked one meanwhile.
-    fn found(
+    fn found<Q>(
         self: &Arc<Self>,
         hash: u64,
-        key: K,
-        start: Start,
-        now: Moment,
+        key: &Q,
+        demand: &Demand,
+        permit: Permit<'_, K, V, S>,
         stay: &Stay<'_, K, V, S>,
-    ) -> Option<Lease<K, V, S>> {
-        let (slot, flight) = Unborn::with_flight(hash, key, self.tails().then_some(now), |target, prev| {
-            Flight::new(target, prev, self.begins(start, LoadCause::Miss, now, true))
-        });
+    ) -> Option<Lease<K, V, S>>
+    where
+        K: Borrow<Q>,
+        Q: Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let now = self.time.now();
+        let (slot, flight) =
+            Unborn::with_flight(hash, key.to_owned(), self.tails().then_some(now), |target, prev| {
+                let claim = self.begins(demand.miss, demand.cause(), now, permit);
+                Flight::new(target, prev, Claim { first: true, ..claim })
+            });
         let lease = Lease::new(self, flight);
         step();
         slot.link(&self.shard(hash).table, stay).is_ok().then(|| lease.under_way())
-    }
-
-    /// Claims or takes over by one CAS from exactly what was judged.
-    fn lead(
-        self: &Arc<Self>,
-        slot: &Slot<K, V>,
-        action: &Move<'_, K, V>,
-        demand: &Demand,
-        now: Moment,
-        stay: &Stay<'_, K, V, S>,
-    ) -> Option<Lease<K, V, S>> {
-        let cause = if demand.accept.is_none() { LoadCause::Asked } else { LoadCause::Miss };
-        match *action {
-            Move::Claim(held) => self.claim(slot, State::Ready(held), demand.miss, cause, now, stay),
-            Move::TakeOver(flight) => self.take_over(slot, flight, demand.miss, cause, now, stay),
-        }
     }
 
     /// Takes a flight over that may be taken over, with a permit of its own.
@@ -264,18 +269,16 @@ where
         self: &Arc<Self>,
         slot: &Slot<K, V>,
         old: &Flight<K, V>,
-        start: Start,
-        cause: LoadCause,
-        now: Moment,
+        claim: Claim,
         stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let running = !old.is_queued();
         // Settles the old flight before the CAS: those who wait for it look again.
-        if !old.supersede(now) {
-            self.load_is_over();
+        if !old.supersede(claim.at) {
+            self.return_permit(claim.probe);
             return None;
         }
-        let mut lease = self.claim(slot, State::Loading(old), start, cause, now, stay)?;
+        let mut lease = self.claim(slot, State::Loading(old), claim, stay)?;
         self.counters.add(Count::Takeovers);
         // Counted first, and taken back if the load has ended just now.
         let hangs = running && old.claim.queued;
@@ -286,6 +289,7 @@ where
         if old.mark_over(over).is_none() {
             // There is one permit for the two of them.
             self.load_is_over();
+            self.tell_breaker(old, running.then_some(Verdict::Failure), running);
         } else if hangs {
             self.keeper.one_is_back();
         }
@@ -306,10 +310,9 @@ where
             return None;
         }
         let urgent = held.cell().is_some_and(|cell| cell.times.is_soon_dead(now));
-        if !self.admits_load(Asks::Background { urgent }) {
-            return None;
-        }
-        self.claim(slot, State::Ready(held), start, LoadCause::Stale, now, stay)
+        let permit = self.admits_load(Asks::Background { urgent }, false).ok()?;
+        let claim = self.begins(start, LoadCause::Stale, now, permit);
+        self.claim(slot, State::Ready(held), claim, stay)
     }
 
     /// The lease to refresh a fresh value, if this read is to, and gets it.
@@ -322,14 +325,12 @@ where
     ) -> Option<Lease<K, V, S>> {
         let now = self.time.now();
         let fires = held.cell().is_some_and(|cell| self.fires(slot, &cell.times, now));
-        if !fires
-            || held.record().is_some_and(|record| now < record.pause.refresh)
-            || !self.may_refresh()
-            || !self.admits_load(Asks::Background { urgent: false })
-        {
+        if !fires || held.record().is_some_and(|record| now < record.pause.refresh) || !self.may_refresh() {
             return None;
         }
-        self.claim(slot, State::Ready(held), start, LoadCause::Early, now, stay)
+        let permit = self.admits_load(Asks::Background { urgent: false }, false).ok()?;
+        let claim = self.begins(start, LoadCause::Early, now, permit);
+        self.claim(slot, State::Ready(held), claim, stay)
     }
 
     /// The one CAS by which a load of an existing slot begins, with a permit.
@@ -337,20 +338,20 @@ where
         self: &Arc<Self>,
         slot: &Slot<K, V>,
         from: State<'_, K, V>,
-        start: Start,
-        cause: LoadCause,
-        now: Moment,
+        claim: Claim,
         stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
         let (target, prev) = (SlotRef::of(slot, stay), from.held().word());
-        let flight = Shared::new(Flight::new(target, prev, self.begins(start, cause, now, false)));
+        let flight = Shared::new(Flight::new(target, prev, claim));
         let lease = Lease::new(self, flight.clone());
         self.swing(slot, from, Next::Loading(flight), None, stay).is_ok().then(|| lease.under_way())
     }
 
-    fn begins(&self, start: Start, cause: LoadCause, now: Moment, first: bool) -> Claim {
+    /// Takes on what the permit is for: the lease of the claim gives it back.
+    fn begins(&self, start: Start, cause: LoadCause, now: Moment, permit: Permit<'_, K, V, S>) -> Claim {
         let lease_end = (start == Start::Now).then(|| now.plus(self.settings.lease));
-        Claim { cause, at: now, lease_end, queued: start == Start::Queued, first }
+        let queued = start == Start::Queued;
+        Claim { cause, at: now, lease_end, queued, first: false, probe: permit.used() }
     }
 
     /// What the ladder has for a call whose load failed or whose wait ended: a stale value, or one in grace.
@@ -359,6 +360,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
+        if self.switches.is_bypassed() {
+            return None;
+        }
         let (slot, state) = self.seek(self.hash(key), key, guard)?;
         let cell = state.held().cell()?;
         let now = self.time.now();

@@ -7,6 +7,7 @@
 //! Every function here takes the caller's pin: as a `&Guard`, or where something may be taken out, with the [`Stay`].
 
 mod audit;
+mod breaker;
 mod early;
 mod evict;
 mod hot;
@@ -17,10 +18,12 @@ mod lookup;
 mod models;
 mod place;
 mod stay;
+mod switches;
 mod upkeep;
 mod write;
 
 pub(crate) use stay::{Stay, Teller, teller};
+pub use switches::Mode;
 pub(crate) use upkeep::upkeep;
 pub(crate) use write::source_fence;
 
@@ -29,7 +32,7 @@ pub(crate) use lookup::{Accept, Demand, Lookup, Start};
 pub(crate) use place::Place;
 
 use crate::clock::{Moment, Time};
-use crate::config::{EarlyRefresh, Settings};
+use crate::config::Settings;
 use crate::executor::{Executor, Job, Keeper, Rejected, Upkeep};
 use crate::flight::Registry;
 use crate::freshness::{Stage, Times, Ttl};
@@ -42,6 +45,7 @@ use crate::primitive::plain::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::primitive::{Padded, atomic, caught};
 use crate::slot::{Cell, Flight, Held, Next, Slot, State, Swing, bury_all};
 use crate::table::{Linked, Table};
+use breaker::Circuit;
 use early::Early;
 use evict::Charge;
 use rand::rngs::SmallRng;
@@ -49,6 +53,7 @@ use rand::{RngExt, SeedableRng};
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
+use switches::Switches;
 
 /// How many buckets a write sweeps: half a cache line of them. There are one to two buckets to an entry, so a lap is done
 /// within half as many writes as there are entries, and what has expired stays below what is alive.
@@ -74,7 +79,9 @@ pub(crate) struct Core<K, V, S> {
     hasher: S,
     shards: Box<[Shard<K, V>]>,
     policy: Policy,
+    switches: Switches,
     early: Early,
+    circuit: Option<Circuit>,
     /// Loads under way that are to replace something, and keep it from being evicted. A change counts a moment after its
     /// CAS, so this may wrap below zero.
     refreshing: Padded<AtomicUsize>,
@@ -148,7 +155,9 @@ impl<K, V, S> Core<K, V, S> {
             hasher,
             shards: (0..settings.shards).map(shard).collect(),
             policy: Policy::new(settings.max_capacity, settings.shards),
+            switches: Switches::new(settings.time_to_idle.is_some(), settings.lifetime.ttl),
             early: Early::new(settings.early_refresh),
+            circuit: settings.breaker.map(Circuit::new),
             refreshing: Padded::default(),
             loading: Padded::default(),
             waiting: Padded::default(),
@@ -172,18 +181,18 @@ impl<K, V, S> Core<K, V, S> {
         self.settings.time_to_idle.is_some()
     }
 
-    /// Whether anything is noted about the use of keys.
+    /// Whether something is noted about the use of a key whose slot is made now.
     fn tails(&self) -> bool {
-        self.idles() || self.settings.early_refresh != EarlyRefresh::Off
+        self.idles() || self.early.is_on()
     }
 
     /// How a value stands at `now`.
     fn stage_at(&self, slot: &Slot<K, V>, cell: &Cell<V>, now: Moment) -> Stage {
-        match self.settings.time_to_idle {
+        self.served_as(match self.settings.time_to_idle {
             // Idle for too long is as good as never there: no grace.
             Some(idle) if slot.used().max(cell.times.born()).plus(idle) <= now => Stage::Dead,
             _ => cell.times.stage(now, self.settings.grace),
-        }
+        })
     }
 
     /// How a value stands; the clock is read only if it matters. `used` notes the use where idle time counts.
@@ -193,7 +202,7 @@ impl<K, V, S> Core<K, V, S> {
             if cell.times.never_end() {
                 return Stage::Fresh;
             }
-            return cell.times.stage(self.time.now(), self.settings.grace);
+            return self.served_as(cell.times.stage(self.time.now(), self.settings.grace));
         }
         let now = self.time.now();
         let stage = self.stage_at(slot, cell, now);
@@ -205,8 +214,7 @@ impl<K, V, S> Core<K, V, S> {
 
     /// The times of a value that is stored now, spread by this much at least.
     pub(crate) fn times(&self, own: Ttl, now: Moment, spread: f64) -> Times {
-        let lifetime = self.settings.lifetime.spread(spread);
-        let times = lifetime.times(own, now, || self.chance());
+        let times = self.lifetime().spread(spread).times(own, now, || self.chance());
         if times.hard() != Moment::NEVER || self.idles() {
             self.has_mortals();
         }
@@ -317,7 +325,7 @@ impl<K, V, S> Core<K, V, S> {
 
     fn is_spent(&self, slot: &Slot<K, V>, held: Held<'_, V>, now: Moment) -> bool {
         let live = held.cell().is_some_and(|cell| self.stage_at(slot, cell, now) != Stage::Dead);
-        !live && held.record().is_none_or(|record| record.pause.forget <= now)
+        !live && !self.switches.is_frozen() && held.record().is_none_or(|record| record.pause.forget <= now)
     }
 
     /// Sweeps a few buckets: what every write to a shard does, so that expired values go without anybody reading them.
@@ -367,8 +375,10 @@ impl<K, V, S> Core<K, V, S> {
         mut each: impl FnMut(&'g K, &'g V),
         guard: &'g Guard,
     ) -> Option<u64> {
+        let serves = !self.switches.is_bypassed();
         let visit = |slot: &'g Slot<K, V>| {
             if let Some(cell) = slot.load(guard).held().cell()
+                && serves
                 && self.stage(slot, cell, false) <= Stage::Stale
             {
                 each(slot.key(), &cell.value);
@@ -447,6 +457,7 @@ impl<K, V, S> Core<K, V, S> {
             stats.in_flight += 1;
             stats.waiters += flight.waiters() as u64;
         });
+        stats.breaker_open = self.is_breaker_open();
         stats.drop_panics = drop_panics();
         stats.unreclaimed = unreclaimed();
         stats.refresh_queue_depth = self.keeper.depth() as u64;
@@ -517,9 +528,10 @@ where
     /// A slot's value, if it is fresh and nothing needs to be noted.
     #[inline(always)]
     fn simply_fresh<'g>(&self, slot: &'g Slot<K, V>, guard: &'g Guard) -> Option<&'g Cell<V>> {
+        let simply = self.switches.serves_simply();
         let cell = slot.ready_cell(guard)?;
         let fresh = cell.times.are_fresh(|| self.with_window(self.time.now()));
-        (fresh && !self.idles()).then_some(cell)
+        (fresh && simply).then_some(cell)
     }
 
     /// The value of a key, if it may be served. `used` notes that it is used.
@@ -535,6 +547,9 @@ where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
+        if self.switches.is_bypassed() {
+            return Err(Nothing::There);
+        }
         let Some((slot, state)) = self.seek(hash, key, guard) else { return Err(Nothing::There) };
         let Some(cell) = state.held().cell() else { return Err(Nothing::There) };
         match self.stage(slot, cell, used) {

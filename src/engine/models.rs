@@ -24,6 +24,7 @@
 //! | `a_limit_meets_a_load_that_is_detached` | what is there beside a load does not enter |
 //! | `a_limit_of_nothing_meets_an_insert` | whoever stores does not look at the capacity again |
 //! | `the_weight_is_never_below_the_truth` | a weight is charged after its CAS, or discharged before |
+//! | `one_of_two_callers_probes` | a load begins without leave of the breaker |
 //! | `a_charge_that_was_not_used_comes_back` | what was charged for a CAS that fails stays counted |
 //!
 //! Each cache is [audited](super::audit) when it ends: its weight, its counts, and one element for each slot. The models of
@@ -31,7 +32,7 @@
 
 use super::*;
 use crate::clock::Clock;
-use crate::config::{CacheBuilder, Parts};
+use crate::config::{Breaker, CacheBuilder, Parts};
 use crate::error::LoadError;
 use crate::flight::models::waited;
 use crate::flight::{Outcome, Waited, Waits};
@@ -167,7 +168,7 @@ impl Fixture {
                         return self.load(lease, number);
                     }
                     Lookup::Join(ticket) => ticket,
-                    Lookup::Absent | Lookup::BackingOff(_) | Lookup::Overloaded | Lookup::NotCached => {
+                    Lookup::Absent | Lookup::Refused(_) | Lookup::NotCached => {
                         panic!("this caller never backs off")
                     }
                 }
@@ -301,6 +302,44 @@ fn a_value_before_one_of_no_time_does_not_come_back() {
         let value = Census::default().value(3);
         let new = core.weighed(&KEY, value, Ttl { soft: None, hard: Some(Duration::ZERO) });
         core.insert(KEY, new, &core.stay(pin()));
+    });
+}
+
+#[test]
+fn a_value_before_one_in_a_bypass_does_not_come_back() {
+    no_stale_value("a value before one in a bypass does not come back", |core| {
+        core.set_mode(Mode::Bypass);
+        let new = core.weighed(&KEY, Census::default().value(3), Ttl::default());
+        core.insert(KEY, new, &core.stay(pin()));
+        core.set_mode(Mode::Normal);
+    });
+}
+
+/// Two callers of two keys, at a breaker that is open and whose pause has passed.
+#[test]
+fn one_of_two_callers_probes() {
+    check("one of two callers probes", 2, FEW, || {
+        Participant::lasting().adopt();
+        let breaker = Breaker::new(1.0).min_loads(1).pause(Duration::from_secs(1));
+        let cache = Fixture::with(|builder| builder.breaker(breaker));
+        assert_eq!(cache.lead().fail(LoadError::panicked()), Published::Done);
+        cache.hand.pass(1);
+        let leads = |cache: &Fixture, key: u8| {
+            let demand = Demand { backs_off: true, ..Fixture::demand() };
+            match cache.core.lookup(&key, &demand, &cache.core.stay(pin())) {
+                Lookup::Lead(lease) => Some(lease),
+                Lookup::Refused(_) => None,
+                _ => panic!("it leads or is refused"),
+            }
+        };
+        let other = spawn(Participant::lasting, {
+            let cache = cache.clone();
+            move || leads(&cache, 1)
+        });
+        let leases = [leads(&cache, 2), other.join().unwrap()];
+        assert_eq!(leases.iter().flatten().count(), 1);
+        drop(leases);
+        cache.end();
     });
 }
 

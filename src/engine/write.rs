@@ -99,13 +99,15 @@ where
     V: 'static,
     S: BuildHasher + 'static,
 {
-    /// Puts a value in the place of whatever is there. One that ends as it is born, or is too heavy, takes what is there away.
+    /// Puts a value in the place of whatever is there. One that ends as it is born, or is too heavy, takes what is there away; and
+    /// so does each during a bypass.
     pub(crate) fn insert(&self, mut key: K, mut new: Weighed<V>, stay: &Stay<'_, K, V, S>) {
         source_fence();
         let hash = self.hash(&key);
         let shard = self.shard(hash);
         let times = new.cell.times;
-        if !times.born().is_before(times.hard()) || !self.admits(new.weight) {
+        let ends = self.switches.is_bypassed() || !times.born().is_before(times.hard());
+        if ends || !self.admits(new.weight) {
             if let Some((slot, _)) = self.seek(hash, &key, stay) {
                 self.kill(slot, RemovalCause::Replaced, stay);
             }
@@ -152,9 +154,11 @@ where
     {
         source_fence();
         let hash = self.hash(key);
+        let serves = !self.switches.is_bypassed();
         loop {
             let (slot, state) = self.seek(hash, key, stay)?;
-            let cell = state.held().cell().filter(|cell| self.stage(slot, cell, false) <= Stage::Stale);
+            let served = |cell: &&_| serves && self.stage(slot, cell, false) <= Stage::Stale;
+            let cell = state.held().cell().filter(served);
             if self.swing(slot, state, Next::Dead, Some(RemovalCause::Explicit), stay).is_ok() {
                 return cell.map(|cell| cell.value.clone());
             }

@@ -77,12 +77,19 @@ pub(crate) struct Claim {
     pub(crate) queued: bool,
     /// Whether the value may go into the slot's own room (INV-flight-4).
     pub(crate) first: bool,
+    /// Until when it is the one load that tries a failing source, if it is that.
+    pub(crate) probe: Option<Moment>,
 }
 
 impl Claim {
     /// Whether the load is nobody's own call.
     pub(crate) fn in_background(&self) -> bool {
         self.lease_end.is_none()
+    }
+
+    /// Whether it is a `compute`'s, which decides, and says nothing about a source.
+    pub(crate) fn decides(&self) -> bool {
+        self.cause == LoadCause::Asked && !self.in_background()
     }
 
     /// Whether it begins when the task that is made for it is first polled.
@@ -194,6 +201,11 @@ impl<V, T, P> Flight<V, T, P> {
 
     pub(crate) fn is_queued(&self) -> bool {
         self.lease.is_queued()
+    }
+
+    /// When the lease ends, if it has begun.
+    pub(crate) fn lease_end(&self) -> Moment {
+        self.lease.end()
     }
 
     /// How many wait for the leader.

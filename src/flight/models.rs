@@ -65,8 +65,14 @@ fn flight() -> Arc<TestFlight> {
 }
 
 fn flight_of(lease_end: Option<Moment>) -> Arc<TestFlight> {
-    let claim =
-        Claim { cause: LoadCause::Miss, at: now(), lease_end, queued: lease_end.is_none(), first: false };
+    let claim = Claim {
+        cause: LoadCause::Miss,
+        at: now(),
+        lease_end,
+        queued: lease_end.is_none(),
+        first: false,
+        probe: None,
+    };
     Arc::new(Flight::new((), (), claim))
 }
 

@@ -143,9 +143,4 @@ impl<V: Clone, T, P> Flight<V, T, P> {
         self.lease.end_by_park();
         Waited::LeaseOver
     }
-
-    /// When the lease ends, if it has begun.
-    pub(crate) fn lease_end(&self) -> Moment {
-        self.lease.end()
-    }
 }

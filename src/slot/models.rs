@@ -49,7 +49,7 @@ fn valued(census: &Census, number: u64) -> S {
 }
 
 fn begins(first: bool, lease_end: Option<Moment>) -> Claim {
-    Claim { cause: LoadCause::Miss, at: now(), lease_end, queued: lease_end.is_none(), first }
+    Claim { cause: LoadCause::Miss, at: now(), lease_end, queued: lease_end.is_none(), first, probe: None }
 }
 
 fn loading() -> (S, F) {

@@ -5,7 +5,7 @@ use crate::call::{
     Attached, Call, How, Shares, Step, Terms, Turn, fetch_of, fetched, get_many, load_many, received,
     unexpected,
 };
-use crate::engine::{Demand, Glance, Lease, Lookup};
+use crate::engine::{Demand, Glance, Lease, Lookup, Mode};
 use crate::error::{BoxError, LoadError, LoadErrorKind};
 use crate::flight::{Fetch, Waits};
 use crate::freshness::Ttl;
@@ -337,8 +337,8 @@ where
     /// Starts a load by the attached loader in the background, or leaves it to the one that is under way. Whatever is
     /// cached is served until then.
     ///
-    /// Returns whether a load is under way now: not if no loader is attached, if the executor is full, while a back-off
-    /// lasts, or while too many loads run. Never waits.
+    /// Returns whether a load is under way now: not if no loader is attached, if the executor is full, while a back-off lasts,
+    /// too many loads run or the breaker is open, or in a [mode](crate::Mode) other than `Normal`. Never waits.
     pub fn refresh<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -353,6 +353,9 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
+        if self.mode() != Mode::Normal {
+            return false;
+        }
         let terms = self.patient(Shares::All);
         let demand = Demand { accept: None, miss: loader.background(&self.core), ..terms.demand };
         // Left without the pin: with its last place a load's future goes, which is user code.
@@ -364,11 +367,7 @@ where
                 _joined = place;
                 return true;
             }
-            Lookup::Hit { .. }
-            | Lookup::Absent
-            | Lookup::BackingOff(_)
-            | Lookup::Overloaded
-            | Lookup::NotCached => return false,
+            Lookup::Hit { .. } | Lookup::Absent | Lookup::Refused(_) | Lookup::NotCached => return false,
         };
         drop(stay);
         lease.flight().set_spread(spread);

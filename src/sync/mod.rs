@@ -9,6 +9,7 @@ mod models;
 mod pinned;
 #[cfg(all(test, not(loom)))]
 mod stall;
+mod switches;
 mod warm;
 
 pub use ask::{Answer, Ask, Provenance};
