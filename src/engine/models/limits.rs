@@ -9,7 +9,7 @@
 //! | `a_claim_is_lost_with_its_permit` | a lease whose claim is lost keeps its permit |
 
 use super::*;
-use crate::engine::limits::Asks;
+use crate::engine::limits::{Asks, Permit};
 
 /// A cache with so many permits.
 fn with_permits(permits: usize) -> Fixture {
@@ -25,11 +25,12 @@ impl Fixture {
 
     /// Asks for a permit, and gives it back at once. Whether there was one.
     fn is_admitted(&self, asks: Asks) -> bool {
-        let admitted = self.core.admits_load(asks);
-        if admitted {
-            self.core.load_is_over();
-        }
-        admitted
+        self.core.admits_load(asks, false).is_ok()
+    }
+
+    /// Asks for a permit, and keeps it. Whether there was one.
+    fn takes_permit(&self, asks: Asks) -> bool {
+        self.core.admits_load(asks, false).map(Permit::used).is_ok()
     }
 
     /// One caller who waits may be refused.
@@ -43,7 +44,7 @@ fn one_who_is_refused_takes_nobodys_place() {
     check("one who is refused takes nobody's place", 3, FEW, || {
         Participant::lasting().adopt();
         let cache = with_permits(2);
-        assert!(cache.core.admits_load(Asks::Foreground));
+        assert!(cache.takes_permit(Asks::Foreground));
         let background = spawn(Participant::lasting, {
             let cache = cache.clone();
             move || {
@@ -66,12 +67,12 @@ fn two_ask_for_the_last_permit() {
         let cache = with_permits(1);
         let other = spawn(Participant::lasting, {
             let cache = cache.clone();
-            move || cache.core.admits_load(Asks::Foreground)
+            move || cache.takes_permit(Asks::Foreground)
         });
-        let mine = cache.core.admits_load(Asks::Foreground);
+        let mine = cache.takes_permit(Asks::Foreground);
         assert!(mine != other.join().unwrap(), "one of them has it");
         assert_eq!(cache.permits(), 1);
-        assert!(cache.core.admits_load(Asks::Anyhow), "and one who is never refused another one");
+        assert!(cache.takes_permit(Asks::Anyhow), "and one who is never refused another one");
         cache.core.load_is_over();
         cache.core.load_is_over();
         cache.end();
@@ -98,7 +99,7 @@ fn a_load_ends_against_its_takeover() {
                     assert_eq!(hit.cell.value.number(), 1);
                     None
                 }
-                Lookup::Absent | Lookup::BackingOff(_) | Lookup::Overloaded | Lookup::NotCached => {
+                Lookup::Absent | Lookup::Refused(_) | Lookup::NotCached => {
                     panic!("who takes over is never refused")
                 }
             }
