@@ -206,11 +206,13 @@ fn a_hit_allocates_nothing() {
     }
 }
 
-/// Allocations of many hits.
+/// Allocations of many hits. The least of a few runs: now and then a pin helps to free what other tests have retired, and that
+/// may take a node of the collector's queue.
 fn hits<F: Future<Output = Arc<u64>>>(call: impl Fn() -> F) -> usize {
     let run = |n| (0..n).for_each(|_| assert_eq!(*ready(call()), 7));
     run(300);
-    allocations(|| run(3_000))
+    let runs = std::iter::repeat_with(|| allocations(|| run(1_000)));
+    runs.take(5).min().unwrap()
 }
 
 /// The fewest allocations of one of several calls; now and then one more is made for what others have left.
