@@ -40,6 +40,9 @@
 //! both ways, by a clone of the `Arc` and in place under the lock, and the faster of the two counts where
 //! quell's `read` is compared with them.
 //!
+//! `get_or_load` has a loader that never runs once all is loaded: without an early refresh, with one (each value is looked at
+//! long before it is due), and while the hottest keys are noted.
+//!
 //! quell has no bound on its size here, and neither have the locked maps: they keep no eviction order.
 //! quick_cache and moka have one and keep it up to date on a hit, to their disadvantage.
 
@@ -62,6 +65,7 @@ use ahash::RandomState;
 use criterion::{Criterion, SamplingMode};
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
+use quell::EarlyRefresh;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -184,6 +188,9 @@ const QUELL_GET: &str = "quell get";
 const QUELL_READ: &str = "quell read";
 const QUELL_PINNED: &str = "quell pin+get";
 const QUELL_APART: &str = "quell read, own cache";
+const QUELL_LOAD: &str = "quell get_or_load";
+const QUELL_EARLY: &str = "quell, early refresh";
+const QUELL_NOTED: &str = "quell, keys noted";
 const QUICK_CACHE: &str = "quick_cache get";
 const MOKA: &str = "moka get";
 const LOCKED_GET: [&str; 3] = ["Mutex<HashMap> get", "RwLock<HashMap> get", "DashMap get"];
@@ -226,6 +233,19 @@ fn subjects() -> Vec<Subject> {
     let twin = quell::Cache::builder().initial_capacity(capacity).time_to_live(TTL).build();
     quell.iter().for_each(|(key, value)| twin.insert(key, value));
     let apart = [quell.clone(), twin];
+    let values: Arc<HashMap<u64, Value>> = Arc::new(quell.iter().collect());
+    let [plain, early, noted] =
+        [EarlyRefresh::off(), EarlyRefresh::beta(1.0), EarlyRefresh::off()].map(|early| {
+            let values = values.clone();
+            let cache =
+                quell::Cache::builder().initial_capacity(capacity).time_to_live(TTL).early_refresh(early);
+            let cache =
+                cache.loader_fn(move |key: &u64| Ok::<_, std::fmt::Error>(values[key].clone())).build();
+            quell.iter().for_each(|(key, _)| drop(cache.get_or_load(&key)));
+            cache
+        });
+    // From now on accesses are noted.
+    noted.hot_keys(1);
     quell.run_pending_tasks();
     moka.run_pending_tasks();
 
@@ -245,6 +265,15 @@ fn subjects() -> Vec<Subject> {
         Subject::new(QUELL_APART, move |walk| {
             let own = &apart[MINE.with(|mine| *mine)];
             walk.reads(|key| own.read(&key, |value| value[0]));
+        }),
+        Subject::new(QUELL_LOAD, move |walk| {
+            walk.reads(|key| plain.get_or_load(&key).ok().map(|value| value[0]))
+        }),
+        Subject::new(QUELL_EARLY, move |walk| {
+            walk.reads(|key| early.get_or_load(&key).ok().map(|value| value[0]))
+        }),
+        Subject::new(QUELL_NOTED, move |walk| {
+            walk.reads(|key| noted.get_or_load(&key).ok().map(|value| value[0]))
         }),
         Subject::new(QUICK_CACHE, move |walk| walk.reads(|key| quick.get(&key).map(|value| value[0]))),
         Subject::new(MOKA, move |walk| walk.reads(|key| moka.get(&key).map(|value| value[0]))),
