@@ -316,8 +316,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     ///
     /// An error, a panic, and a load whose lease ended before it did are failures; a value, "not modified" and an absence are none.
     /// A load that was given up before its lease ended counts for nothing, nor does a `compute`. Of
-    /// [`load_many`](crate::Cache::load_many) each key counts. The rate is that of a sliding window, as two fixed windows tell it,
-    /// of which the earlier counts for the part that is still covered. Loads that run already may be joined. Default: none.
+    /// [`load_many`](crate::Cache::load_many) and `get_many` each key counts. The rate is that of a sliding window, as two fixed
+    /// windows tell it, of which the earlier counts for the part that is still covered. Loads that run already may be joined.
+    /// Default: none.
     pub fn breaker(mut self, breaker: Breaker) -> Self {
         self.breaker = Some(breaker);
         self

@@ -12,13 +12,13 @@ use common::{
     Builder, Gate, Queue, Sut, Tally, With, eventually, ms, over_shapes, plain, quietly, secs, until_waiting,
 };
 use quell::{
-    Breaker, BuildError, Cache, EarlyRefresh, LoadError, LoadErrorKind, Loaded, ManualClock, Mode, Op,
-    Provenance, WarmOptions,
+    BoxFuture, Breaker, BuildError, Cache, Clock, EarlyRefresh, LoadError, LoadErrorKind, Loaded,
+    ManualClock, Mode, Op, Provenance, Rejected, Spawner, WarmOptions,
 };
 use std::collections::HashMap;
 use std::fmt::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -34,6 +34,15 @@ fn is_refused<T: std::fmt::Debug>(result: Result<T, LoadError>) -> bool {
     let error = result.unwrap_err();
     let text = error.to_string();
     error.kind() == LoadErrorKind::BackingOff && text.contains("the source of this cache is failing")
+}
+
+/// A clock that stands still, and is not moved by hand: whoever waits parks in real time.
+struct Stopped;
+
+impl Clock for Stopped {
+    fn now(&self) -> Duration {
+        secs(1_000)
+    }
 }
 
 /// A cache whose source can be broken.
@@ -314,6 +323,72 @@ fn a_load_that_is_given_up_counts_only_if_its_lease_is_over() {
     assert!(cache.stats().breaker_open);
 }
 
+/// A thread that has parked for as long as the lease has seen a load hang, whatever the cache's clock says: a coarse one lags.
+#[test]
+fn what_a_thread_has_waited_for_in_vain_counts_whatever_the_clock_says() {
+    let cache = plain::<u32, u32>()
+        .breaker(Breaker::new(1.0).min_loads(2))
+        .lease(ms(5))
+        .clock(Stopped)
+        .async_loader(|_: u32| std::future::pending::<Result<u32, Error>>())
+        .build();
+    for k in 1..=2 {
+        assert!(!cache.stats().breaker_open);
+        assert_eq!(kind(cache.get_or_load(&k)), LoadErrorKind::TimedOut);
+    }
+    assert!(cache.stats().breaker_open);
+}
+
+/// A refresh that waits on a queue says nothing of the source when it is taken over, however many come for it at once.
+#[test]
+fn a_load_that_never_began_is_no_failure_when_it_is_taken_over() {
+    const CALLERS: usize = 4;
+    let (queue, clock) = (Queue::default(), ManualClock::new());
+    let cache = plain::<u32, u32>()
+        .breaker(Breaker::new(f64::MIN_POSITIVE).min_loads(1))
+        .soft_ttl(secs(1))
+        .time_to_live(secs(2))
+        .clock(clock.clone())
+        .executor(queue.clone())
+        .loader(|k: &u32| Ok::<_, Error>(*k))
+        .build();
+    for k in 0..500 {
+        cache.insert(k, k);
+        clock.advance(secs(1));
+        assert_eq!(cache.get_or_load(&k).unwrap(), k);
+        assert_eq!(queue.len(), 1);
+        clock.advance(secs(1));
+        let start = Barrier::new(CALLERS);
+        thread::scope(|s| {
+            for _ in 0..CALLERS {
+                s.spawn(|| {
+                    start.wait();
+                    assert_eq!(cache.get_or_load(&k).unwrap(), k);
+                });
+            }
+        });
+        drop(queue.take());
+        assert_eq!((cache.stats().takeovers, cache.stats().breaker_openings), (u64::from(k) + 1, 0));
+    }
+}
+
+#[test]
+fn a_batch_that_panics_counts_for_each_key() {
+    let boom = |_: Vec<u32>| async {
+        let all: Result<Vec<(u32, u32)>, Error> = std::hint::black_box(None).expect("boom");
+        all
+    };
+    let cache = plain::<u32, u32>()
+        .breaker(Breaker::new(1.0).min_loads(3))
+        .clock(ManualClock::new())
+        .async_batch_loader(boom)
+        .build();
+    assert!(quietly(|| cache.get_many([1, 2])).is_err());
+    assert!(!cache.stats().breaker_open);
+    assert!(quietly(|| smol::block_on(cache.get_many_async([3, 4]))).is_err());
+    assert!(cache.stats().breaker_open);
+}
+
 #[test]
 fn what_is_there_is_served_while_it_is_open() {
     let f = Fixture::new(
@@ -477,6 +552,72 @@ fn a_probe_that_hangs_is_not_the_last() {
         gate.open();
         assert_eq!(hangs.join().unwrap().unwrap(), 1);
     });
+}
+
+/// A probe that has waited to begin is alone for as long as its lease, which begins then; and so is the next one, if it is
+/// given up.
+#[test]
+fn a_probe_that_begins_late_is_alone_too() {
+    let (queue, tasks, clock, gate) =
+        (Queue::default(), Kept::default(), ManualClock::new(), Gate::default());
+    let (pass, builder) = (gate.clone(), || plain::<u32, u32>().breaker(BREAKER).lease(secs(60)));
+    let fails = |cache: &Sut<u32, u32>, from: u32| {
+        cache.insert(1, 1);
+        (from..from + 4).for_each(|k| assert_eq!(kind(cache.get_or_load(&k)), LoadErrorKind::Failed));
+        clock.advance(secs(5));
+        assert_eq!((cache.get_or_load(&1).unwrap(), cache.stats().stale_hits), (1, 1));
+        assert!(is_refused(cache.get_or_load(&2)), "the refresh is the probe");
+        clock.advance(secs(59));
+        assert!(is_refused(cache.get_or_load(&2)));
+    };
+    let load = move |k: &u32| {
+        if *k == 1 {
+            pass.pass();
+        }
+        if *k < 10 { Ok(k + 100) } else { Err(Error) }
+    };
+    let cache = builder().soft_ttl(secs(1)).clock(clock.clone()).executor(queue.clone()).loader(load).build();
+    fails(&cache, 10);
+    thread::scope(|s| {
+        s.spawn(|| queue.run());
+        eventually(|| gate.arrived() == 1);
+        clock.advance(secs(59));
+        assert!(is_refused(cache.get_or_load(&2)), "it has not come to the end of its lease");
+        gate.open();
+    });
+    assert_eq!((cache.stats().breaker_open, cache.get(&1)), (false, Some(101)));
+
+    // One that is given up has begun late, too.
+    let begun = Tally::default();
+    let count = begun.clone();
+    let load = move |k: u32| {
+        let count = count.clone();
+        async move {
+            if k == 1 {
+                count.add();
+                std::future::pending::<()>().await;
+            }
+            if k < 10 { Ok(k + 100) } else { Err(Error) }
+        }
+    };
+    let first = tasks.clone();
+    let spawner = move |task: BoxFuture| if first.len() == 0 { first.spawn(task) } else { Err(Rejected) };
+    let cache = builder().soft_ttl(secs(1)).clock(clock.clone()).spawner(spawner).async_loader(load).build();
+    // Takes the one place, so that the caller polls the loads that fail.
+    tasks.spawn(Box::pin(async {})).unwrap();
+    cache.insert(1, 1);
+    (10..14).for_each(|k| assert_eq!(kind(cache.get_or_load(&k)), LoadErrorKind::Failed));
+    clock.advance(secs(5));
+    assert_eq!(tasks.run(), 1);
+    assert_eq!((cache.get_or_load(&1).unwrap(), tasks.len()), (1, 1));
+    clock.advance(secs(59));
+    let task = Task::waiting(tasks.take().pop().unwrap());
+    assert_eq!(begun.get(), 1);
+    clock.advance(secs(59));
+    tasks.spawn(Box::pin(async {})).unwrap();
+    assert!(is_refused(cache.get_or_load(&2)));
+    drop(task);
+    assert_eq!((cache.get_or_load(&2).unwrap(), cache.stats().breaker_open), (102, false));
 }
 
 /// A probe that finds no room for its load leaves the probing to others.

@@ -800,3 +800,37 @@ fn warming_fails_key_by_key_in_a_frozen_cache() {
         matches!(&report.outcomes[&2], WarmOutcome::Failed(error) if error.to_string().contains("frozen"))
     );
 }
+
+/// Whoever waits for a load that hangs is told so at the end of its lease, as a thread and as a task, and nobody takes it over.
+#[test]
+fn nobody_waits_for_a_hung_load_for_ever_in_a_frozen_cache() {
+    let (clock, gate) = (ManualClock::new(), Gate::default());
+    let cache = plain::<u32, u32>().lease(secs(1)).clock(clock.clone()).build();
+    let cache = &cache;
+    let never = || -> Result<u32, Error> { unreachable!("no load begins") };
+    thread::scope(|s| {
+        let hangs = s.spawn(|| {
+            cache.try_get_with(&1, || {
+                gate.pass();
+                Ok::<_, Error>(1)
+            })
+        });
+        eventually(|| gate.arrived() == 1);
+        let joins = s.spawn(|| cache.try_get_with(&1, never));
+        until_waiting(cache, 1);
+        let waits = s.spawn(|| smol::block_on(cache.try_get_with_async(&1, async move { never() })));
+        until_waiting(cache, 2);
+        cache.set_mode(Mode::Frozen);
+        clock.advance(secs(1));
+        assert!(is_frozen_out(joins.join().unwrap()));
+        assert!(is_frozen_out(waits.join().unwrap()));
+        assert_eq!(
+            cache.compute(&1, |_| Op::Put(5)),
+            Outcome::Inserted(5),
+            "one that can't fail takes it over"
+        );
+        gate.open();
+        assert_eq!(hangs.join().unwrap().unwrap(), 1);
+    });
+    assert_eq!((cache.get(&1), cache.stats().takeovers), (Some(5), 1));
+}

@@ -97,7 +97,10 @@ pub(crate) fn said<K: 'static, V: Clone + 'static, S>(
 }
 
 /// Ends a flight. A refused result goes to its own caller all the same.
-pub(crate) fn conclude<K: 'static, V: Clone + 'static, S>(lease: Lease<K, V, S>, said: Said<V>) -> Own<V> {
+pub(crate) fn conclude<K: 'static, V: Clone + 'static, S>(
+    mut lease: Lease<K, V, S>,
+    said: Said<V>,
+) -> Own<V> {
     match said {
         Said::Brought(Brought { fetched, kept, took }) => {
             let _ = lease.publish(fetched, &kept);
@@ -112,6 +115,8 @@ pub(crate) fn conclude<K: 'static, V: Clone + 'static, S>(lease: Lease<K, V, S>,
             Own::Error(LoadError::absent())
         }
         Said::Abandoned => {
+            // Its batch has panicked.
+            lease.panics();
             let _ = if lease.flight().claim.in_background() {
                 // As the panic of a load that is nobody's own call: a hot key does not panic on each read.
                 lease.fail_alone(LoadError::panicked())

@@ -324,6 +324,7 @@ impl<K, V> Wants<K, V> for OwnResult {
 
     fn due(&mut self, flight: &Flight<K, V>, waits: Waits) -> Option<Own<V>> {
         if waits == Waits::AsThread {
+            flight.end_lease_by_park();
             return Some(Own::Abandoned);
         }
         // A task polls its own load if nobody has begun to.

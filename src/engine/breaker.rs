@@ -9,7 +9,8 @@
 //!                     caller probes             └──┘ a probe is abandoned: the next one may go
 //! ```
 //! All of it is one word, which moves by a CAS from exactly what was seen: so one caller of all keys probes, and what was judged
-//! of an earlier time changes nothing. While a probe runs, the word is open until its lease ends: one that hangs is not the last.
+//! of an earlier time changes nothing. While a probe runs, the word is open until its lease ends: one that hangs is not the last. One
+//! that waits to begin has as long for that, and then goes by the end of the lease that begins.
 //!
 //! The rate is that of a sliding window, approximated by two fixed ones next to each other, of which the earlier counts for the
 //! part by which the sliding one still covers it.
@@ -152,11 +153,17 @@ impl Circuit {
         }
     }
 
-    /// Whether a load may begin that was claimed as this probe, or before it was opened.
-    fn lets_begin(&self, probe: Option<Moment>) -> bool {
+    /// Whether a load may begin that was claimed as this probe, or before it was opened. A probe is to end by `lease_end` then,
+    /// which is its name from now on.
+    fn lets_begin(&self, probe: Option<Moment>, lease_end: Moment) -> bool {
         // Relaxed: as in `ask`.
         let word = self.state.load(Ordering::Relaxed);
-        matches!(State::of(word), State::Closed(_)) || is_named(word, probe)
+        matches!(State::of(word), State::Closed(_))
+            || is_named(word, probe) && {
+                let next = State::Open(lease_end).word();
+                // Relaxed: as above. A lost race means that another load has ended, or another one probes.
+                self.state.compare_exchange(word, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            }
     }
 
     /// A probe has come to nothing: the next one may go.
@@ -247,10 +254,10 @@ impl<K, V, S> Core<K, V, S> {
         circuit.ask(|| self.time.now(), self.settings.lease)
     }
 
-    /// Whether a load of this claim, which has waited on a queue, may begin now.
-    pub(super) fn lets_begin(&self, claim: &Claim) -> bool {
+    /// Whether a load of this claim, which has waited to begin, may begin now, with a lease until then.
+    pub(super) fn lets_begin(&self, claim: &Claim, lease_end: Moment) -> bool {
         !self.switches.is_frozen()
-            && self.circuit.as_ref().is_none_or(|circuit| circuit.lets_begin(claim.probe))
+            && self.circuit.as_ref().is_none_or(|circuit| circuit.lets_begin(claim.probe, lease_end))
     }
 
     /// A probe has come to nothing.
@@ -266,15 +273,17 @@ impl<K, V, S> Core<K, V, S> {
     /// A flight has ended, or has been taken over. A load that has begun and says nothing has failed if its lease is over.
     pub(super) fn tell_breaker(&self, flight: &Flight<K, V>, verdict: Option<Verdict>, has_begun: bool) {
         let (Some(circuit), claim) = (&self.circuit, &flight.claim) else { return };
+        let late = claim.in_background() && flight.has_begun();
+        let probe = if late { claim.probe.map(|_| flight.lease_end()) } else { claim.probe };
         let Some(now) = caught(|| self.time.now()) else { return };
         let hangs = || has_begun && flight.lease_end() <= now;
         match verdict.or_else(|| hangs().then_some(Verdict::Failure)) {
             Some(verdict) if !claim.decides() => {
-                if circuit.ended(verdict, claim.probe, now) {
+                if circuit.ended(verdict, probe, now) {
                     self.counters.add(Count::BreakerOpenings);
                 }
             }
-            _ => self.give_probe_back(claim.probe),
+            _ => self.give_probe_back(probe),
         }
     }
 

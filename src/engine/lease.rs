@@ -61,11 +61,16 @@ impl<K, V, S> QueuedLease<K, V, S> {
     #[must_use]
     pub(crate) fn begin(mut self) -> Option<Lease<K, V, S>> {
         let lease = self.lease()?;
-        if !lease.core.lets_begin(&lease.flight.claim) {
+        let (core, claim) = (&lease.core, &lease.flight.claim);
+        let end = core.time.now().plus(core.settings.lease);
+        if !core.lets_begin(claim, end) {
             return None;
         }
-        let end = lease.core.time.now().plus(lease.core.settings.lease);
-        lease.flight.begin(end).then_some(lease)
+        if !lease.flight.begin(end) {
+            core.give_probe_back(claim.probe.map(|_| end));
+            return None;
+        }
+        Some(lease)
     }
 }
 

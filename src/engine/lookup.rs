@@ -272,7 +272,7 @@ where
         claim: Claim,
         stay: &Stay<'_, K, V, S>,
     ) -> Option<Lease<K, V, S>> {
-        let running = !old.is_queued();
+        let running = old.has_begun();
         // Settles the old flight before the CAS: those who wait for it look again.
         if !old.supersede(claim.at) {
             self.return_permit(claim.probe);

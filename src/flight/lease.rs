@@ -8,11 +8,12 @@ use crate::primitive::atomic::{AtomicU64, Ordering};
 
 /// The load waits on an executor's queue: whoever needs the value may take the flight over.
 const QUEUED: u64 = 0;
-/// The lease has ended, whatever the clock says. Set by a waiter whose park ended at the deadline, or by who takes
-/// a queued flight over; never cleared.
+/// The lease has ended, whatever the clock says. Set by a waiter whose park ended at the deadline; never cleared.
 const OVER: u64 = 1;
-/// The earliest deadline that is told from the two marks.
-const FIRST: u64 = 2;
+/// As `OVER`, and the load has never begun. Set by who takes a queued flight over; never cleared.
+const UNBEGUN: u64 = 2;
+/// The earliest deadline that is told from the marks.
+const FIRST: u64 = 3;
 
 /// The leader's deadline, in one word: queued, running until a moment, or over.
 #[derive(Debug)]
@@ -40,11 +41,16 @@ impl LeaseWord {
     /// Whether somebody else may lead, as of `now`.
     pub(super) fn is_over(&self, now: Moment) -> bool {
         let word = self.0.load(Ordering::Relaxed);
-        word == QUEUED || word == OVER || word <= now.nanos()
+        word < FIRST || word <= now.nanos()
     }
 
     pub(super) fn is_queued(&self) -> bool {
         self.0.load(Ordering::Relaxed) == QUEUED
+    }
+
+    /// Whether the load has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        !matches!(self.0.load(Ordering::Relaxed), QUEUED | UNBEGUN)
     }
 
     /// When the lease ends by itself; a queued one never does.
@@ -61,14 +67,16 @@ impl LeaseWord {
     pub(super) fn end_early(&self, now: Moment) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         match word {
-            OVER => true,
-            QUEUED => self.0.compare_exchange(QUEUED, OVER, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
+            OVER | UNBEGUN => true,
+            QUEUED => self.0.compare_exchange(QUEUED, UNBEGUN, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
             _ => word <= now.nanos(),
         }
     }
 
     /// Ends a running lease at the wish of one whose park ended at its deadline: a coarse clock may lag behind.
     pub(super) fn end_by_park(&self) {
-        self.0.store(OVER, Ordering::Relaxed);
+        if self.has_begun() {
+            self.0.store(OVER, Ordering::Relaxed);
+        }
     }
 }

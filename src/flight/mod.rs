@@ -203,9 +203,19 @@ impl<V, T, P> Flight<V, T, P> {
         self.lease.is_queued()
     }
 
+    /// Whether the load has begun; one that was taken over before never does.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.lease.has_begun()
+    }
+
     /// When the lease ends, if it has begun.
     pub(crate) fn lease_end(&self) -> Moment {
         self.lease.end()
+    }
+
+    /// The lease has ended by real time for one who has parked until then, whatever the clock says.
+    pub(crate) fn end_lease_by_park(&self) {
+        self.lease.end_by_park();
     }
 
     /// How many wait for the leader.

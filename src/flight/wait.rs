@@ -140,7 +140,7 @@ impl<V: Clone, T, P> Flight<V, T, P> {
         if deadline <= self.lease.end() {
             return Waited::TimedOut;
         }
-        self.lease.end_by_park();
+        self.end_lease_by_park();
         Waited::LeaseOver
     }
 }

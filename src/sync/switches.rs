@@ -23,7 +23,8 @@ impl<K, V, S> Cache<K, V, S> {
     /// have failed. Loads are still one per key: what one brings goes to those who wait for it, and the value that was there goes.
     /// So it does with an `insert`, and with a `compute`, which is shown no value. Keys that are neither written nor loaded
     /// meanwhile keep what they have, which is served again in another mode; call [`invalidate_all`](Cache::invalidate_all) first
-    /// if it is not to be. [`refresh`](Cache::refresh) and `keep_warm` do nothing: nobody would get what they load.
+    /// if it is not to be. [`refresh`](Cache::refresh) and `keep_warm` do nothing: nobody would get what they load; a
+    /// `warm` loads, and nothing of it stays.
     ///
     /// # Examples
     /// ```
@@ -67,9 +68,9 @@ impl<K, V, S> Cache<K, V, S> {
         self.core.set_time_to_live(ttl)
     }
 
-    /// Sets the [soft TTL](crate::CacheBuilder::soft_ttl) of what is stored from now on; with `None` and with
-    /// [`Duration::MAX`] a value is fresh for as long as it is served. What is cached keeps its deadlines. Whether early refresh
-    /// is on by default has been decided when the cache was built. Lock-free.
+    /// Sets the [soft TTL](crate::CacheBuilder::soft_ttl) of what is stored from now on; with `None` a value is fresh for as long
+    /// as it is served. What is cached keeps its deadlines. Whether early refresh is on by default has been decided when the
+    /// cache was built. Lock-free.
     ///
     /// # Errors
     /// If it is longer than the hard TTL. Nothing is changed then.
