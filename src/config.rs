@@ -113,6 +113,8 @@ pub(crate) struct Settings<K, V> {
     pub(crate) async_loader: Option<SharedAsyncLoader<K, V>>,
     /// How many keys a batch loader is given at once, at most.
     pub(crate) max_batch_size: usize,
+    /// How long a single load waits for others, at most, to be one batch with them.
+    pub(crate) max_batch_delay: Duration,
     pub(crate) spawner: Option<Arc<dyn Spawner>>,
 }
 
@@ -154,6 +156,7 @@ pub struct CacheBuilder<K, V, S = DefaultHashBuilder> {
     loader: Option<SharedLoader<K, V>>,
     async_loader: Option<SharedAsyncLoader<K, V>>,
     max_batch_size: usize,
+    max_batch_delay: Duration,
     clock: Option<Arc<dyn Clock>>,
     executor: Option<Arc<dyn Executor>>,
     spawner: Option<Arc<dyn Spawner>>,
@@ -194,6 +197,7 @@ impl<K, V> CacheBuilder<K, V> {
             loader: None,
             async_loader: None,
             max_batch_size: usize::MAX,
+            max_batch_delay: Duration::ZERO,
             clock: None,
             executor: None,
             spawner: None,
@@ -408,6 +412,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             loader,
             async_loader,
             max_batch_size,
+            max_batch_delay,
             clock,
             executor,
             spawner,
@@ -438,6 +443,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             loader,
             async_loader,
             max_batch_size,
+            max_batch_delay,
             clock,
             executor,
             spawner,
@@ -516,8 +522,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// last counts. Closures `|keys: &[K]| ..` that return a `Result` of pairs `(K, V)` are batch loaders.
     ///
     /// [`get_many`](crate::Cache::get_many) gives it all keys that it has to load, up to
-    /// [`max_batch_size`](Self::max_batch_size) at once; to all else that loads it is a loader of one key. A batch has the time
-    /// of one [`lease`](Self::lease). Default: none.
+    /// [`max_batch_size`](Self::max_batch_size) at once; to all else that loads it is a loader of one key, unless there is a
+    /// [`max_batch_delay`](Self::max_batch_delay). A batch has the time of one [`lease`](Self::lease). Default: none.
     ///
     /// # Examples
     /// ```
@@ -562,6 +568,35 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
+    /// How long the load of a single key waits for others, at most, so that a batch loader is given them by one call; less than
+    /// the [`lease`](Self::lease). [`max_batch_size`](Self::max_batch_size) keys go at once. Default: zero, each load by itself.
+    /// With a loader that takes one key at a time it does nothing.
+    ///
+    /// It is for the calls that wait for a load of one key: `get_or_load`, `ask(..).load()` and `warm`, and their async forms.
+    /// Refreshes in the background, [`get_many`](crate::Cache::get_many), and what is loaded from within another load do not
+    /// wait. The delay is a part of the load: it counts towards its lease and its measured time. It is kept in steps of about
+    /// 4 ms; with a clock that is moved by hand, by that. A [`batch_loader`](Self::batch_loader) then runs where the background
+    /// refreshes do, whoever waits, and a thread that waits longer than the lease gives up with
+    /// [`TimedOut`](crate::LoadErrorKind::TimedOut). If the loader panics, one of the callers has the panic and the others
+    /// [`Panicked`](crate::LoadErrorKind::Panicked).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let load = |keys: &[u32]| Ok::<_, std::io::Error>(keys.iter().map(|n| (*n, keys.len())).collect::<Vec<_>>());
+    /// let builder = quell::Cache::builder().batch_loader(load).max_batch_size(2);
+    /// let cache = builder.max_batch_delay(Duration::from_secs(20)).build();
+    /// std::thread::scope(|s| {
+    ///     s.spawn(|| assert_eq!(cache.get_or_load(&1).unwrap(), 2)); // of two keys that were loaded at once
+    ///     s.spawn(|| assert_eq!(cache.get_or_load(&2).unwrap(), 2));
+    /// });
+    /// ```
+    pub fn max_batch_delay(mut self, delay: Duration) -> Self {
+        self.max_batch_delay = delay;
+        self
+    }
+
     /// Where the futures of loads run as tasks of their own. Default: with the feature `tokio` the runtime that the call is
     /// made under; else nowhere: those who wait poll them.
     pub fn spawner(mut self, spawner: impl Spawner) -> Self {
@@ -590,6 +625,10 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         }
         if self.max_batch_size == 0 {
             return Err(BuildError::new("max_batch_size", "0".into(), "at least 1"));
+        }
+        if self.max_batch_delay >= self.lease {
+            let value = format!("{:?}", self.max_batch_delay);
+            return Err(BuildError::new("max_batch_delay", value, "less than the `lease`"));
         }
         if let Some(breaker) = self.breaker {
             breaker.check()?;
@@ -647,6 +686,7 @@ impl<K, V, S> CacheBuilder<K, V, S> {
             loader: self.loader,
             async_loader: self.async_loader,
             max_batch_size: self.max_batch_size,
+            max_batch_delay: self.max_batch_delay,
             spawner: self.spawner,
         };
         Ok((settings, Parts { hasher: self.hasher, clock: self.clock, executor: self.executor }))
@@ -674,6 +714,7 @@ impl<K, V, S> fmt::Debug for CacheBuilder<K, V, S> {
             .field("max_concurrent_loads", &self.max_concurrent_loads)
             .field("max_waiters", &self.max_waiters)
             .field("max_batch_size", &self.max_batch_size)
+            .field("max_batch_delay", &self.max_batch_delay)
             .field("breaker", &self.breaker)
             .field("wait_timeout", &self.wait_timeout)
             .field("max_capacity", &self.max_capacity)

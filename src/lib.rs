@@ -43,6 +43,7 @@
 //!
 //! Many keys at once: [`get_many`](Cache::get_many) loads what is missing by the attached loader, and with a
 //! [`batch_loader`](CacheBuilder::batch_loader) by one call of it; [`load_many`](Cache::load_many), by one call of a closure.
+//! A [`max_batch_delay`](CacheBuilder::max_batch_delay) makes one call of single loads, too, that begin within that time.
 //! They share flights with all other calls, key by key.
 //!
 //! # What a look-up does

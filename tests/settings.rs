@@ -2,7 +2,7 @@
 //!
 //! What `initial_capacity` does shows only in what is allocated: `tests/memory.rs`. More on `early_refresh` is in
 //! `tests/early.rs`, on `error_backoff` and `negative_ttl` in `tests/failure.rs`, on the limits in `tests/limits.rs`, on
-//! `breaker` in `tests/breaker.rs`, and on the loaders in `tests/loaders.rs` and `tests/batch.rs`.
+//! `breaker` in `tests/breaker.rs`, and on the loaders in `tests/loaders.rs`, `tests/batch.rs` and `tests/coalesce.rs`.
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -782,6 +782,30 @@ fn max_batch_size() {
         let builder = if let Some(most) = most { builder.max_batch_size(most) } else { builder };
         assert_eq!(builder.build().get_many(0..10).unwrap().len(), 10);
         assert_eq!((called.get(), largest.load(Ordering::SeqCst)), (calls, most.unwrap_or(10)));
+    }
+}
+
+#[test]
+fn max_batch_delay() {
+    for delay in [None, Some(secs(1))] {
+        let (clock, called) = (ManualClock::new(), Tally::default());
+        let count = called.clone();
+        let builder = plain().clock(clock.clone()).async_batch_loader(move |keys: Vec<u32>| {
+            count.add();
+            ready(Ok::<_, Error>(keys.into_iter().map(|key| (key, key))))
+        });
+        let builder = if let Some(delay) = delay { builder.max_batch_delay(delay) } else { builder };
+        let cache = builder.build();
+        let mut calls = [1, 2].map(|key| {
+            Task::new({
+                let cache = &cache;
+                async move { cache.get_or_load_async(&key).await.unwrap() }
+            })
+        });
+        calls.iter_mut().for_each(|call| assert_eq!(call.poll(), delay.is_none()));
+        clock.advance(secs(1));
+        assert_eq!(calls.map(Task::finish), [1, 2]);
+        assert_eq!(called.get(), if delay.is_some() { 1 } else { 2 });
     }
 }
 

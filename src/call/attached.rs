@@ -4,23 +4,21 @@ use super::How;
 use super::bring::{Said, conclude, fetched, received, run, said};
 use super::bulk::{begun, keys_of, one_task, resume_panic, run_all, run_part, say_all, start_all};
 use super::drive::{Leader, can_spawn, own_task, spawn, start};
-use crate::engine::{By, Core, Lease, QueuedLease, Start, source_fence};
+use super::gather::gathered;
+use crate::engine::{By, Core, Gathered, Lease, QueuedLease, Start, source_fence};
 use crate::error::LoadError;
 use crate::executor::Job;
-use crate::flight::cycle::Behalf;
+use crate::flight::cycle::{Behalf, is_within_a_load};
 use crate::flight::{LoadFuture, Own, Waits};
 use crate::freshness::Ttl;
 use crate::loader::{BatchFuture, LoadContext, SharedAsyncLoader, SharedLoader};
-use crate::primitive::basket::Basket;
 use crate::primitive::caught;
 use crate::primitive::epoch::pin;
-use crate::primitive::park::{Bell, Listening};
+use crate::primitive::handover::Handover;
 use crate::primitive::runtime::Runtime;
 use std::any::Any;
-use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::task::Poll;
 
 /// The loader that a call uses.
 pub(crate) enum Attached<K, V> {
@@ -115,33 +113,72 @@ where
     where
         S: Send + Sync + 'static,
     {
-        let loader = match self {
-            Self::Sync(loader) => {
+        let gathers = self.gathers(lease.core());
+        let spawns = match &self {
+            Self::Sync(loader) if !gathers => {
                 let load = |lease: &Lease<_, _, _>| loader.load(lease.key(), context(lease));
                 return received(fetched(lease, ttl, load));
             }
-            Self::Async(loader) => loader,
+            Self::Sync(_) => false,
+            Self::Async(_) => lease.core().settings.spawner.is_some(),
         };
-        let core = lease.core().clone();
-        let (begun, future) = (core.time.precise(), loader.start(key(), context(&lease)));
-        let by = if core.settings.spawner.is_some() { By::Spawned(Waits::AsThread) } else { By::Thread };
+        let (core, lease_end) = (lease.core().clone(), lease.flight().lease_end());
+        let (begun, future) = (core.time.precise(), self.future(&lease, key()));
+        let by = if spawns { By::Spawned(Waits::AsThread) } else { By::Thread };
         match start(lease, future, ttl, by).park() {
-            Own::Abandoned => Err(LoadError::timed_out(core.time.precise().since(begun))),
+            // Else another load of its batch has panicked.
+            Own::Abandoned if lease_end <= core.time.now() => {
+                Err(LoadError::timed_out(core.time.precise().since(begun)))
+            }
             own => received(own),
         }
     }
 
-    /// The future of a load for a task.
-    pub(crate) fn future<S>(self, lease: &Lease<K, V, S>, key: K) -> LoadFuture<V>
+    /// Whether a load that this thread begins waits for others. One that another load needs does not: those that it would be
+    /// loaded with might need that other one, and a blocking load keeps a thread of the executor meanwhile.
+    fn gathers<S>(&self, core: &Core<K, V, S>) -> bool {
+        core.gathering.is_some() && self.most(core) > 1 && !is_within_a_load()
+    }
+
+    /// Many keys as one load, which begins when it is first polled. For each key there is a context.
+    pub(super) fn batch<S>(
+        self,
+        core: &Arc<Core<K, V, S>>,
+        keys: Vec<K>,
+        contexts: Vec<LoadContext<V>>,
+    ) -> BatchFuture<V>
     where
         S: Send + Sync + 'static,
     {
         match self {
-            Self::Async(loader) => loader.start(key, context(lease)),
+            Self::Async(loader) => Box::pin(async move {
+                // The twin of the writers' fence, between the claims and the loader.
+                source_fence();
+                loader.start_many(keys, contexts).await
+            }),
             Self::Sync(loader) => {
-                let (core, cx) = (lease.core().clone(), context(lease));
-                Box::pin(offloaded(core, move || loader.load(&key, cx)))
+                Box::pin(offloaded(core.clone(), move || loader.load_many(&keys, contexts)))
             }
+        }
+    }
+
+    /// The future of a load that a caller waits for.
+    pub(crate) fn future<S>(self, lease: &Lease<K, V, S>, key: K) -> LoadFuture<V>
+    where
+        S: Send + Sync + 'static,
+    {
+        let (core, cx) = (lease.core().clone(), context(lease));
+        if self.gathers(&core) {
+            let by = match self {
+                Self::Sync(_) => Waits::AsThread,
+                Self::Async(_) => Waits::AsTask,
+            };
+            let (load, flight) = (Arc::new(Handover::new()), lease.flight().clone());
+            return Box::pin(gathered(core, Gathered { load, key, cx, by, flight }));
+        }
+        match self {
+            Self::Async(loader) => loader.start(key, cx),
+            Self::Sync(loader) => Box::pin(offloaded(core, move || loader.load(&key, cx))),
         }
     }
 }
@@ -286,29 +323,16 @@ enum Came<T> {
     Undone(Work<T>),
 }
 
-struct Handover<T> {
-    came: Basket<Came<T>>,
-    bell: Bell,
-}
-
 /// Work on its way, which comes back if it is dropped.
 struct Handed<T> {
     work: Option<Work<T>>,
-    to: Arc<Handover<T>>,
-}
-
-impl<T> Handed<T> {
-    fn came(&self, came: Came<T>) {
-        // One place, for the one thing that comes.
-        let _ = self.to.came.put(came);
-        self.to.bell.ring();
-    }
+    to: Arc<Handover<Came<T>>>,
 }
 
 impl<T> Drop for Handed<T> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            self.came(Came::Undone(work));
+            self.to.put(Came::Undone(work));
         }
     }
 }
@@ -333,11 +357,15 @@ where
         hand_over(&core, work)
     };
     drop(core);
-    handover.done().await
+    match handover.taken().await {
+        Came::Done(Ok(done)) => done,
+        Came::Done(Err(panic)) => resume_unwind(panic),
+        Came::Undone(work) => work(),
+    }
 }
 
-fn hand_over<K, V, S, T: Send + 'static>(core: &Core<K, V, S>, work: Work<T>) -> Arc<Handover<T>> {
-    let handover = Arc::new(Handover { came: Basket::new(1), bell: Bell::new() });
+fn hand_over<K, V, S, T: Send + 'static>(core: &Core<K, V, S>, work: Work<T>) -> Arc<Handover<Came<T>>> {
+    let handover = Arc::new(Handover::new());
     let mut handed = Handed { work: Some(work), to: handover.clone() };
     let job = Job::new(move || {
         // If nobody waits for it any more, the load is over.
@@ -346,7 +374,7 @@ fn hand_over<K, V, S, T: Send + 'static>(core: &Core<K, V, S>, work: Work<T>) ->
         }
         if let Some(work) = handed.work.take() {
             let done = catch_unwind(AssertUnwindSafe(work));
-            handed.came(Came::Done(done));
+            handed.to.put(Came::Done(done));
         }
     });
     if let Err(job) = Runtime::current().spawn_blocking(job, Job::run) {
@@ -354,31 +382,4 @@ fn hand_over<K, V, S, T: Send + 'static>(core: &Core<K, V, S>, work: Work<T>) ->
         let _ = core.execute(job);
     }
     handover
-}
-
-impl<T> Handover<T> {
-    async fn done(self: Arc<Self>) -> T {
-        let mut listening: Option<Listening> = None;
-        let came = poll_fn(|cx| {
-            loop {
-                if let Some(came) = self.came.take() {
-                    return Poll::Ready(came);
-                }
-                // Check, listen, check again, wait.
-                let Some(ear) = &mut listening else {
-                    listening = Some(self.bell.listen());
-                    continue;
-                };
-                if ear.poll_rung(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                listening = None;
-            }
-        });
-        match came.await {
-            Came::Done(Ok(done)) => done,
-            Came::Done(Err(panic)) => resume_unwind(panic),
-            Came::Undone(work) => work(),
-        }
-    }
 }

@@ -6,12 +6,14 @@ mod batch;
 mod bring;
 mod bulk;
 mod drive;
+mod gather;
 mod many;
 mod map;
 
 pub(crate) use attached::Attached;
 pub(crate) use bring::{Brought, fetch_of, fetched, received, run};
 pub(crate) use drive::{Leader, can_spawn, own_task, spawn, start};
+pub(crate) use gather::gathering;
 pub(crate) use many::{get_many, get_many_async, load_many, load_many_async};
 pub(crate) use map::mapped;
 

@@ -10,6 +10,7 @@ mod audit;
 mod breaker;
 mod early;
 mod evict;
+mod gather;
 mod hot;
 mod lease;
 mod limits;
@@ -22,6 +23,7 @@ mod switches;
 mod upkeep;
 mod write;
 
+pub(crate) use gather::{Gathered, Gathering};
 pub(crate) use stay::{Stay, Teller, teller};
 pub use switches::Mode;
 pub(crate) use upkeep::upkeep;
@@ -98,6 +100,8 @@ pub(crate) struct Core<K, V, S> {
     pub(crate) moved: Bell,
     /// When the keeper is to look at the flights' alarms.
     next_alarm: AtomicU64,
+    /// Where single loads wait for others, if they do.
+    pub(crate) gathering: Option<Gathering<K, V, S>>,
     /// Seeds for `chance`.
     dice: AtomicU64,
 }
@@ -166,6 +170,7 @@ impl<K, V, S> Core<K, V, S> {
             sweeps,
             moved: Bell::new(),
             next_alarm: AtomicU64::new(Moment::NEVER.nanos()),
+            gathering: None,
             dice: AtomicU64::new(DefaultHashBuilder::new().hash_one(0)),
             settings,
         }
@@ -399,10 +404,11 @@ impl<K, V, S> Core<K, V, S> {
         }
     }
 
-    /// Wakes all who wait for a flight, so that they look at the clock again.
-    pub(crate) fn wake_waiters(&self, guard: Guard) {
+    /// Wakes all who wait for a flight, so that they look at the clock again, which has been moved.
+    pub(crate) fn wake_waiters(self: &Arc<Self>, guard: Guard) {
         self.ring(guard, |_| true);
         self.moved.ring();
+        self.begin_due_by_hand();
     }
 
     /// Rings for those who wait for these flights. Not under the pin.

@@ -12,7 +12,7 @@ use crate::primitive::epoch::pin;
 use crate::primitive::plain::{Ordering, fence};
 use crate::slot::Flight;
 use std::cell::Cell;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Buckets of a slice.
@@ -96,9 +96,9 @@ impl<K, V, S> Core<K, V, S> {
         }
     }
 
-    /// Rings where an alarm is due, and tells when the next one will be.
-    fn ring_alarms(&self) -> Moment {
-        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever sets an alarm after this look finds a thread to wake.
+    /// Rings where an alarm is due, begins the loads that have waited for others, and tells when the next one will be.
+    fn ring_alarms(self: &Arc<Self>) -> Moment {
+        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever sets an alarm, or has a load wait for others, after this look finds a thread to wake.
         fence(Ordering::SeqCst);
         // Relaxed: see above.
         let now = Time::Coarse.now();
@@ -115,6 +115,7 @@ impl<K, V, S> Core<K, V, S> {
             self.ring(guard, due);
             self.next_alarm.fetch_min(next.get().nanos(), Ordering::AcqRel);
         }
-        Moment::from_nanos(self.next_alarm.load(Ordering::Relaxed))
+        // Loads wait for others by real time: otherwise there is no upkeep.
+        self.begin_due(now).min(Moment::from_nanos(self.next_alarm.load(Ordering::Relaxed)))
     }
 }

@@ -160,6 +160,11 @@ pub(crate) fn nested<'a>(graph: &'a Graph, id: FlightId, name: &Name<str>) -> Op
     outer.map(|outer| graph.add(outer, id, name))
 }
 
+/// Whether this thread is in the middle of a load.
+pub(crate) fn is_within_a_load() -> bool {
+    running(|r| !r.is_empty()).unwrap_or(false)
+}
+
 /// The load that a thread is in, for others that work for it.
 pub(crate) struct Behalf(Option<Running>);
 

@@ -7,9 +7,11 @@
 pub(crate) mod basket;
 pub(crate) mod epoch;
 pub(crate) mod exclusive;
+pub(crate) mod handover;
 #[cfg(all(test, loom))]
 pub(crate) mod model;
 pub(crate) mod park;
+pub(crate) mod pile;
 pub(crate) mod replaceable;
 pub(crate) mod runtime;
 pub(crate) mod step;

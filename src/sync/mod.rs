@@ -20,6 +20,7 @@ pub use pinned::Pinned;
 pub(crate) use warm::Warming;
 pub use warm::{WarmOptions, WarmOutcome, WarmProgress, WarmReport};
 
+use crate::call::gathering;
 use crate::clock::{Time, Wake};
 use crate::config::{CacheBuilder, Parts};
 use crate::engine::{Core, Glance, Nothing, teller, upkeep};
@@ -148,7 +149,10 @@ where
             let sweeps = executor.is_none() && !time.is_moved_by_hand();
             let upkeep = (!time.is_moved_by_hand()).then(|| upkeep(core.clone()));
             let teller = settings.listener.clone().map(|listener| teller(listener, core.clone()));
-            Core::new(settings, time, hasher, executor, upkeep, sweeps, teller)
+            let gathering = gathering(&settings);
+            let mut core = Core::new(settings, time, hasher, executor, upkeep, sweeps, teller);
+            core.gathering = gathering;
+            core
         });
         let life = life.expect("made together with the core");
         Ok(Cache { life, core })
