@@ -316,7 +316,8 @@ impl<K, V, S> CacheBuilder<K, V, S> {
     /// those of calls that can't fail; a stale value is served without a refresh, and a fallible call that has nothing to serve
     /// gets one in grace, the fallback's, or a [`BackingOff`](crate::LoadErrorKind::BackingOff) error, at once (Nygard, *Release
     /// It!*, 2007, "Circuit Breaker"). After the [pause](Breaker::pause) one call, of whatever key, loads and so tries the source;
-    /// the others go on as before. The first load that succeeds, whosever it is, ends it; after one that fails the pause begins anew.
+    /// the others go on as before. The first load that succeeds, whosever it is, ends it; after one that fails the pause begins
+    /// anew.
     ///
     /// An error, a panic, and a load whose lease ended before it did are failures; a value, "not modified" and an absence are none.
     /// A load that was given up before its lease ended counts for nothing, nor does a `compute`. Of
@@ -457,9 +458,9 @@ impl<K, V, S> CacheBuilder<K, V, S> {
         self
     }
 
-    /// Where background refreshes run. Default: a keeper of the cache's own, up to four threads that are started when
-    /// the first refresh is due, and one that sweeps, started when the first value with a deadline, failure or absence is stored. With an executor
-    /// there is no keeper, and nobody sweeps a cache that is not written to.
+    /// Where background refreshes run. Default: a keeper of the cache's own, up to four threads that are started when the first
+    /// refresh is due, and one that sweeps, started when the first value with a deadline, failure or absence is stored. With an
+    /// executor there is no keeper, and nobody sweeps a cache that is not written to.
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.executor = Some(Arc::new(executor));
         self

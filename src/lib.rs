@@ -259,9 +259,10 @@
 //! |---|---|---|---|---|
 //! | loader, closures of `get_with` and its kin, `compute` | the leader's, or an executor's | nothing | yes | resumes in its caller; abandons the flight; in the background it is counted |
 //! | async loader, futures of loads | any that polls a call that waits, or its own task's | nothing | yes | as a loader's; in `Drop` it is counted ([`Stats::drop_panics`]) |
-//! | wakers of those who wait | any that ends or drives the flight | the flight's list of waiters | no | resumes there |
+//! | wakers of those who wait | any that ends or drives the flight | nothing | yes | caught; the others are woken |
 //! | [`Expiry`], `weigher`, `fallback` | the caller's; for a load, the leader's | nothing | yes | as a loader's |
 //! | `eviction_listener` | the one that took the value out, the keeper's included | nothing | yes | caught and counted ([`Stats::listener_panics`]) |
+//! | `progress` of `warm` | the one that has dealt with the key | nothing | yes | caught; no further load begins |
 //! | closures of `read`, `retain` | the caller's | an epoch pin | yes, but not load | resumes in its caller |
 //! | `Hash`, `Eq` of keys | the caller's | an epoch pin | yes, but not load, and `Eq` must not write each time | resumes in its caller; nothing has changed |
 //! | `ToOwned` of keys, `Clone` of values | the caller's or the leader's | at most an epoch pin | yes, but not load | resumes in its caller; those who wait look again |

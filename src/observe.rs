@@ -290,8 +290,8 @@ impl Counters {
 /// Each counter is exact once the threads that count have stopped; while they run, a snapshot may mix moments.
 ///
 /// A call counts once, by what it finds when it first looks: `hits`, `stale_hits`, `misses` and `negative_hits` add up to the
-/// calls (`load_many` and `warm` make one for each key that they come to). The other counters tell what came of it. `peek`, `contains_key`,
-/// `iter`, `refresh` and the writes but `compute` are no such calls.
+/// calls (`load_many`, `get_many` and `warm` make one for each key that they come to). The other counters tell what came of it.
+/// `peek`, `contains_key`, `iter`, `refresh` and the writes but `compute` are no such calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

@@ -122,12 +122,12 @@ where
             Self::Sync(_) => false,
             Self::Async(_) => lease.core().settings.spawner.is_some(),
         };
-        let (core, lease_end) = (lease.core().clone(), lease.flight().lease_end());
+        let (core, flight) = (lease.core().clone(), lease.flight().clone());
         let (begun, future) = (core.time.precise(), self.future(&lease, key()));
         let by = if spawns { By::Spawned(Waits::AsThread) } else { By::Thread };
         match start(lease, future, ttl, by).park() {
             // Else another load of its batch has panicked.
-            Own::Abandoned if lease_end <= core.time.now() => {
+            Own::Abandoned if flight.lease_is_over(core.time.now()) => {
                 Err(LoadError::timed_out(core.time.precise().since(begun)))
             }
             own => received(own),

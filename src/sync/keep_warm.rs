@@ -68,7 +68,7 @@ where
     /// Keeps these keys from going stale, until what is returned is dropped, or the last handle of the cache: in each round,
     /// of this length by the cache's clock, each of them is looked at once, one after the other in even steps, and is refreshed
     /// in the background if it is not there or would go stale within a round and a half. So loads are paced, and the deadlines
-    /// of what they bring are spread by a fifth.
+    /// of what they bring are spread by a fifth. What lives for less than a round and a half is loaded in each.
     ///
     /// Refreshes are those of [`refresh`](Self::refresh): they share flights, heed limits and back-offs, and what cannot be
     /// refreshed is served as it is. Rounds shorter than 10 ms take 10 ms. The thread that does it holds neither the cache nor

@@ -251,8 +251,8 @@ where
     /// in the result. One load per key, whoever asks, and however many at once.
     ///
     /// `load` is called once with the keys that this call leads, and not at all if there are none. All of them are settled
-    /// before this call waits for keys that others are loading. What `load` returns for other keys is ignored. A stale value
-    /// that this call is chosen to refresh is one of its keys.
+    /// before this call waits for keys that others are loading. What `load` returns for other keys is ignored. A value that
+    /// this call is chosen to refresh, stale or early, is one of its keys.
     ///
     /// # Errors
     /// [`Failed`](LoadErrorKind::Failed) with `load`'s error, for all keys of this call and for those who have joined them, if
