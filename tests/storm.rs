@@ -343,7 +343,9 @@ fn a_storm_adds_up() {
         assert_eq!(stats.grace_hits, count("grace"), "{seen}");
         assert_eq!(stats.fallbacks, count("fallback"), "{seen}");
         assert_eq!(stats.fallbacks, at(&storm.fell_back), "{seen}");
-        assert_eq!(stats.loads, at(&storm.begun), "{seen}");
+        // A load that is given up at its lease before its future is polled has begun, and asked nobody.
+        let given_up: u64 = ["timed out", "given up", "grace", "fallback", "stale"].map(count).iter().sum();
+        assert!((0..=given_up).contains(&stats.loads.wrapping_sub(at(&storm.begun))), "{seen}");
         assert_eq!(stats.load_failures, at(&storm.failed), "{seen}");
         assert_eq!(stats.loader_panics, at(&storm.panicked), "{seen}");
         // What is told may be found by one who has waited or failed first.
