@@ -122,14 +122,11 @@ where
             Self::Sync(_) => false,
             Self::Async(_) => lease.core().settings.spawner.is_some(),
         };
-        let (core, flight) = (lease.core().clone(), lease.flight().clone());
+        let core = lease.core().clone();
         let (begun, future) = (core.time.precise(), self.future(&lease, key()));
         let by = if spawns { By::Spawned(Waits::AsThread) } else { By::Thread };
         match start(lease, future, ttl, by).park() {
-            // Else another load of its batch has panicked.
-            Own::Abandoned if flight.lease_is_over(core.time.now()) => {
-                Err(LoadError::timed_out(core.time.precise().since(begun)))
-            }
+            Own::GivenUp => Err(LoadError::timed_out(core.time.precise().since(begun))),
             own => received(own),
         }
     }
@@ -250,7 +247,7 @@ where
         let mut all = leaders.iter().map(Leader::park).collect();
         resume_panic(&mut all);
         let late = |own| match own {
-            Own::Abandoned => Own::Error(LoadError::timed_out(core.time.precise().since(begun))),
+            Own::GivenUp => Own::Error(LoadError::timed_out(core.time.precise().since(begun))),
             own => own,
         };
         all.into_iter().map(late).collect()

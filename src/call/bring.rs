@@ -139,7 +139,8 @@ pub(crate) fn received<V>(own: Own<V>) -> Result<(V, How), LoadError> {
         Own::Value { value, took } => Ok((value, How::Loaded { took })),
         Own::Error(error) => Err(error),
         Own::Panic(panic) => resume_unwind(panic),
-        Own::Abandoned => Err(LoadError::panicked()),
+        // Who gives up tells how long it has waited.
+        Own::GivenUp | Own::Abandoned => Err(LoadError::panicked()),
     }
 }
 

@@ -257,7 +257,7 @@ where
         rest(flight.bell(), Watch::new(&self.place, Waits::AsTask, OwnResult { until }))
     }
 
-    /// Waits as a thread, for no longer than the lease: what the load needs may need this very thread. Then it is abandoned.
+    /// Waits as a thread, for no longer than the lease: what the load needs may need this very thread.
     pub(crate) fn park(&self) -> Own<V> {
         let (flight, time) = (self.place.flight(), &self.place.core().time);
         let wants = OwnResult { until: flight.lease_end() };
@@ -325,7 +325,7 @@ impl<K, V> Wants<K, V> for OwnResult {
     fn due(&mut self, flight: &Flight<K, V>, waits: Waits) -> Option<Own<V>> {
         if waits == Waits::AsThread {
             flight.end_lease_by_park();
-            return Some(Own::Abandoned);
+            return Some(Own::GivenUp);
         }
         // A task polls its own load if nobody has begun to.
         self.until = Moment::NEVER;

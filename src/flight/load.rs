@@ -82,6 +82,8 @@ pub(crate) enum Own<V> {
     Error(LoadError),
     /// It resumes in its caller.
     Panic(Box<dyn Any + Send>),
+    /// Its thread has waited for it until the lease was over, and gives it up.
+    GivenUp,
     /// It is told elsewhere.
     Abandoned,
 }

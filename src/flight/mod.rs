@@ -213,11 +213,6 @@ impl<V, T, P> Flight<V, T, P> {
         self.lease.end()
     }
 
-    /// Whether the lease has ended, by the clock or by real time.
-    pub(crate) fn lease_is_over(&self, now: Moment) -> bool {
-        self.lease.is_over(now)
-    }
-
     /// The lease has ended by real time for one who has parked until then, whatever the clock says.
     pub(crate) fn end_lease_by_park(&self) {
         self.lease.end_by_park();
