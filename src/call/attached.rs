@@ -26,6 +26,15 @@ pub(crate) enum Attached<K, V> {
     Async(SharedAsyncLoader<K, V>),
 }
 
+impl<K, V> Clone for Attached<K, V> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Sync(loader) => Self::Sync(loader.clone()),
+            Self::Async(loader) => Self::Async(loader.clone()),
+        }
+    }
+}
+
 /// What an attached loader is told. A part of the load: a value's `Clone` is user code.
 fn context<K: 'static, V: Clone + 'static, S>(lease: &Lease<K, V, S>) -> LoadContext<V> {
     let previous = lease.previous(&pin());
@@ -139,7 +148,7 @@ where
 
     /// Many keys as one load, which begins when it is first polled. For each key there is a context.
     pub(super) fn batch<S>(
-        self,
+        &self,
         core: &Arc<Core<K, V, S>>,
         keys: Vec<K>,
         contexts: Vec<LoadContext<V>>,
@@ -147,7 +156,7 @@ where
     where
         S: Send + Sync + 'static,
     {
-        match self {
+        match self.clone() {
             Self::Async(loader) => Box::pin(async move {
                 // The twin of the writers' fence, between the claims and the loader.
                 source_fence();
@@ -197,19 +206,14 @@ where
             let queued: Vec<_> =
                 std::mem::replace(&mut leases, later).into_iter().map(Lease::into_queued).collect();
             let refreshes = queued.len();
-            let taken = match self {
-                Self::Sync(loader) => {
-                    let loader = loader.clone();
-                    core.execute(job(queued, move |leases| {
-                        say_all(leases, |leases, keys| loader.load_many(keys, contexts(leases)))
-                    }))
-                }
+            let taken = match self.clone() {
+                Self::Sync(loader) => core.execute(job(queued, move |leases| {
+                    say_all(leases, |leases, keys| loader.load_many(keys, contexts(leases)))
+                })),
                 Self::Async(loader) if spawned => {
-                    let loader = loader.clone();
                     spawn(&core, Box::pin(one_task(queued, move |leases| start_many(loader, leases))))
                 }
                 Self::Async(loader) => {
-                    let loader = loader.clone();
                     core.execute(Job::new(move || {
                         let mut leases = begun(queued);
                         if leases.is_empty() {
@@ -260,11 +264,7 @@ where
     {
         let all = match self {
             Self::Async(loader) => start_many(loader.clone(), &mut leases),
-            Self::Sync(loader) => {
-                let (core, loader) = (leases[0].core().clone(), loader.clone());
-                let (keys, contexts) = (keys_of(&leases), contexts(&leases));
-                Box::pin(offloaded(core, move || loader.load_many(&keys, contexts)))
-            }
+            Self::Sync(_) => self.batch(leases[0].core(), keys_of(&leases), contexts(&leases)),
         };
         start_all(leases, all, Waits::AsTask)
     }

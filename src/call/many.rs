@@ -184,13 +184,8 @@ where
             let bring = |leases| Ok(loader.load_many_here(leases));
             answers(many, loader.most(core), bring, |stale| loader.refresh_many(stale))
         }
-        None => answers(many, usize::MAX, |_| Err(LoadError::no_loader()), drop).map_err(no_loader),
+        None => answers(many, usize::MAX, |_| Err(LoadError::no_loader()), drop),
     }
-}
-
-/// What a call gets that may not lead, since no loader is attached.
-fn no_loader(error: LoadError) -> LoadError {
-    if error.kind() == LoadErrorKind::NotCached { LoadError::no_loader() } else { error }
 }
 
 /// Comes to an answer for each key, as a thread. What is claimed goes to `bring`, so many keys at a time at most, and what is
@@ -280,10 +275,8 @@ where
                 loader.refresh_many(stale);
             }
         };
-        match answers_async(&mut many, most, begin, refresh).await {
-            Err(error) if attached.is_none() => Err(no_loader(error)),
-            came => came.map(|()| many.found),
-        }
+        answers_async(&mut many, most, begin, refresh).await?;
+        Ok(many.found)
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Terms {
     pub(crate) shares: Shares,
     /// Whether it takes a stale value, one in grace or the fallback's, rather than an error.
     pub(crate) takes_ladder: bool,
+    /// It may not lead since no loader is attached.
+    pub(crate) lacks_loader: bool,
     /// How long it waits for others; `None`: no limit but the lease.
     pub(crate) patience: Option<Duration>,
 }
@@ -79,7 +81,7 @@ impl Terms {
             stale: Start::Now,
             waits: Waits::AsThread,
         };
-        Self { demand, shares, takes_ladder: true, patience: None }
+        Self { demand, shares, takes_ladder: true, lacks_loader: false, patience: None }
     }
 
     /// Of a call that may fail, and takes the ladder before it does.
@@ -107,7 +109,7 @@ impl Terms {
     pub(crate) fn attach(&mut self, refreshes: Option<Start>) {
         match refreshes {
             Some(start) => self.demand.stale = start,
-            None => self.demand.may_lead = false,
+            None => (self.demand.may_lead, self.lacks_loader) = (false, true),
         }
     }
 
@@ -216,7 +218,8 @@ where
                 }
                 Lookup::NotCached => {
                     core.counters.add(Count::Misses);
-                    return Err(LoadError::not_cached());
+                    let lacks_loader = self.terms.lacks_loader;
+                    return Err(if lacks_loader { LoadError::no_loader() } else { LoadError::not_cached() });
                 }
                 Lookup::Absent => {
                     if self.waiting.is_none() {

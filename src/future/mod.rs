@@ -115,11 +115,7 @@ where
             Call::new(&self.core, key, terms)
         };
         let Some(loader) = attached else {
-            let turn = obtain(&mut call).await.map_err(|error| match error.kind() {
-                LoadErrorKind::NotCached => LoadError::no_loader(),
-                _ => error,
-            })?;
-            return match turn {
+            return match obtain(&mut call).await? {
                 Turn::Served(value, how, _) => Ok((value, how)),
                 Turn::Lead(_) => Err(LoadError::no_loader()),
             };

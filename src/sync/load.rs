@@ -114,7 +114,6 @@ where
                 let got = loader.load_here(lease, ttl, || key.to_owned());
                 got.or_else(|error| call.ladder(error))
             }
-            (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
             (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
             (Err(error), _) => Err(error),
         }

@@ -248,7 +248,6 @@ impl<K: Hash + Eq + Clone> Warming<K> {
                 return Ok((lease, loader));
             }
             (Ok(Turn::Lead(_)), None) => Err(LoadError::no_loader()),
-            (Err(error), None) if error.kind() == LoadErrorKind::NotCached => Err(LoadError::no_loader()),
             (Err(error), _) => Err(error),
         }))
     }
