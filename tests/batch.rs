@@ -7,10 +7,11 @@
 
 mod common;
 
+use common::batches::{Asked, Source, source};
 use common::tasks::{Door, Kept, Task, boo, panics, waiting};
 use common::{
-    Builder, Counted, Gate, Queue, Sut, Tally, With, eventually, ms, over_shapes, panic_of, plain, quietly,
-    secs, until_waiting,
+    Builder, Counted, Gate, Queue, Sut, Tally, With, eventually, is_cycle, ms, over_shapes, panic_of, plain,
+    quietly, secs, until_waiting,
 };
 use quell::{
     AsyncBatchLoader, BatchLoader, BoxError, BoxFuture, Cache, LoadCause, LoadContext, LoadError,
@@ -33,47 +34,6 @@ fn apart(task: BoxFuture) -> Result<(), Rejected> {
 
 fn boom() -> Error {
     Error::other("boom")
-}
-
-/// Whether a cycle is at the bottom of an error.
-fn is_cycle(error: &LoadError) -> bool {
-    error.kind() == LoadErrorKind::Cycle || error.downcast_ref::<LoadError>().is_some_and(is_cycle)
-}
-
-/// What a loader makes of the keys that it is given.
-type Source = Arc<dyn Fn(&[u32]) -> Result<Vec<(u32, u32)>, BoxError> + Send + Sync>;
-
-fn source(load: impl Fn(&[u32]) -> Result<Vec<(u32, u32)>, BoxError> + Send + Sync + 'static) -> Source {
-    Arc::new(load)
-}
-
-/// What a loader was asked for, call by call, the keys of each in order.
-#[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<Vec<u32>>>>);
-
-impl Asked {
-    fn note(&self, keys: &[u32]) {
-        let mut keys = keys.to_vec();
-        keys.sort_unstable();
-        self.0.lock().unwrap().push(keys);
-    }
-
-    fn take(&self) -> Vec<Vec<u32>> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-
-    fn calls(&self) -> usize {
-        self.0.lock().unwrap().len()
-    }
-
-    /// Gives the tenfold of each key.
-    fn tenfold(&self) -> Source {
-        let asked = self.clone();
-        source(move |keys| {
-            asked.note(keys);
-            Ok(keys.iter().map(|key| (*key, 10 * key)).collect())
-        })
-    }
 }
 
 fn tens<const N: usize>(keys: [u32; N]) -> HashMap<u32, u32> {

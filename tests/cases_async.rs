@@ -12,7 +12,7 @@ mod common;
 
 use common::tasks::{Door, Kept, Local, Task, Tasks, boo, elsewhere, over_tasks, panics, waiting};
 use common::{
-    Builder, Counted, Hashing, Queue, Sut, Tally, eventually, ms, over_shapes, plain, scaled, secs,
+    Builder, Counted, Hashing, Queue, Sut, Tally, eventually, is_cycle, ms, over_shapes, plain, scaled, secs,
     until_waiting,
 };
 use quell::{
@@ -38,11 +38,6 @@ fn boom() -> Error {
 /// Takes the whole value, so that the future that calls it holds it.
 fn number(value: Counted) -> u32 {
     value.0 as u32
-}
-
-/// Whether a cycle is at the bottom of an error.
-fn is_cycle(error: &LoadError) -> bool {
-    error.kind() == LoadErrorKind::Cycle || error.downcast_ref::<LoadError>().is_some_and(is_cycle)
 }
 
 /// The value of key 1 by each method that takes a future.

@@ -7,9 +7,10 @@
 
 mod common;
 
+use common::batches::{Asked, Source, source};
 use common::tasks::{Door, Kept, Task, Tasks, boo, elsewhere, panics};
-use common::{Builder, Gate, Sut, Tally, eventually, ms, over_shapes, panic_of, plain, secs};
-use quell::{BoxError, Cache, LoadError, LoadErrorKind, ManualClock, WarmOptions};
+use common::{Builder, Gate, Sut, Tally, eventually, is_cycle, ms, over_shapes, panic_of, plain, secs};
+use quell::{Cache, LoadError, LoadErrorKind, ManualClock, WarmOptions};
 use smol::block_on;
 use smol::future::yield_now;
 use std::collections::HashMap;
@@ -21,42 +22,6 @@ const DELAY: Duration = Duration::from_secs(1);
 const NANO: Duration = Duration::from_nanos(1);
 /// A lease that does not end while a test moves the clock on in small steps, however slow the machine.
 const LONG: Duration = Duration::from_secs(1 << 20);
-
-/// What a loader makes of the keys that it is given.
-type Source = Arc<dyn Fn(&[u32]) -> Result<Vec<(u32, u32)>, BoxError> + Send + Sync>;
-
-fn source(load: impl Fn(&[u32]) -> Result<Vec<(u32, u32)>, BoxError> + Send + Sync + 'static) -> Source {
-    Arc::new(load)
-}
-
-/// What a loader was asked for, call by call, the keys of each in order.
-#[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<Vec<u32>>>>);
-
-impl Asked {
-    fn note(&self, keys: &[u32]) {
-        let mut keys = keys.to_vec();
-        keys.sort_unstable();
-        self.0.lock().unwrap().push(keys);
-    }
-
-    fn take(&self) -> Vec<Vec<u32>> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-
-    fn calls(&self) -> usize {
-        self.0.lock().unwrap().len()
-    }
-
-    /// Gives the tenfold of each key.
-    fn tenfold(&self) -> Source {
-        let asked = self.clone();
-        source(move |keys| {
-            asked.note(keys);
-            Ok(keys.iter().map(|key| (*key, 10 * key)).collect())
-        })
-    }
-}
 
 /// Attaches a batch loader of either kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -400,11 +365,6 @@ fn a_thread_is_told_of_a_panic_too() {
         assert_eq!(kinds.into_inner().unwrap(), [LoadErrorKind::Panicked]);
         assert_eq!(texts.into_inner().unwrap().len(), 1);
     }
-}
-
-/// Whether a cycle is at the bottom of an error.
-fn is_cycle(error: &LoadError) -> bool {
-    error.kind() == LoadErrorKind::Cycle || error.downcast_ref::<LoadError>().is_some_and(is_cycle)
 }
 
 #[test]

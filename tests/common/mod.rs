@@ -1,13 +1,15 @@
 //! What the tests share: shapes of a cache, signals to wait for, loaders that stop at a gate, and values that are counted.
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
+pub(crate) mod batches;
+
 pub(crate) mod tasks;
 
 pub(crate) mod task;
 
 use quell::{
-    BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, LoadErrorKind, Loaded,
-    Loader, Provenance, Rejected, RemovalCause, Stats,
+    BoxError, Cache, CacheBuilder, DefaultHashBuilder, Executor, Job, LoadContext, LoadError, LoadErrorKind,
+    Loaded, Loader, Provenance, Rejected, RemovalCause, Stats,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -337,4 +339,9 @@ impl Random {
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
+}
+
+/// Whether a cycle is at the bottom of an error.
+pub(crate) fn is_cycle(error: &LoadError) -> bool {
+    error.kind() == LoadErrorKind::Cycle || error.downcast_ref::<LoadError>().is_some_and(is_cycle)
 }
