@@ -769,19 +769,24 @@ fn a_batch_that_hangs_is_taken_over() {
     });
 }
 
+/// An async batch loader that gives the tenfold of each key when the door is open. Its futures are counted.
+fn stops_at(door: &Door, alive: &Tally) -> impl AsyncBatchLoader<u32, u32> {
+    let (stop, alive) = (door.clone(), alive.clone());
+    move |keys: Vec<u32>| {
+        let (stop, token) = (stop.clone(), Counted::new(0, &alive));
+        async move {
+            stop.pass().await;
+            drop(token);
+            Ok::<_, Error>(keys.into_iter().map(|key| (key, 10 * key)))
+        }
+    }
+}
+
 #[test]
 fn a_thread_leaves_futures_whose_lease_is_over() {
     for spawns in [false, true] {
         let (clock, door, alive) = (ManualClock::new(), Door::default(), Tally::default());
-        let (stop, tally) = (door.clone(), alive.clone());
-        let load = move |keys: Vec<u32>| {
-            let (stop, token) = (stop.clone(), Counted::new(0, &tally));
-            async move {
-                stop.pass().await;
-                drop(token);
-                Ok::<_, Error>(keys.into_iter().map(|key| (key, 10 * key)))
-            }
-        };
+        let load = stops_at(&door, &alive);
         let builder = plain().lease(ms(100)).clock(clock.clone()).async_batch_loader(load);
         let cache = if spawns { builder.spawner(apart).build() } else { builder.build() };
         thread::scope(|s| {
@@ -834,15 +839,7 @@ fn cycles_are_told() {
 fn a_dropped_call_leaves_its_load_to_those_who_have_joined() {
     for spawns in [false, true] {
         let (door, alive) = (Door::default(), Tally::default());
-        let (stop, tally) = (door.clone(), alive.clone());
-        let load = move |keys: Vec<u32>| {
-            let (stop, token) = (stop.clone(), Counted::new(0, &tally));
-            async move {
-                stop.pass().await;
-                drop(token);
-                Ok::<_, Error>(keys.into_iter().map(|key| (key, 10 * key)))
-            }
-        };
+        let load = stops_at(&door, &alive);
         let builder = plain().async_batch_loader(load);
         let cache = if spawns { builder.spawner(apart).build() } else { builder.build() };
         let mut many = Task::waiting(cache.get_many_async([1, 2, 3]));

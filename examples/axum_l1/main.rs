@@ -12,6 +12,8 @@
     reason = "the example is a user of the library: it reads the wall clock and has no model to run under"
 )]
 
+#[path = "../stampede/console.rs"]
+mod console;
 mod database;
 #[path = "../stampede/latency.rs"]
 mod latency;
@@ -23,13 +25,13 @@ mod source;
 #[cfg(test)]
 mod tests;
 
+use crate::console::{complain, finish, misuse, say};
 use crate::database::{Database, Pace};
 use crate::options::{Command, HELP, Options};
 use crate::service::{Service, TTL};
 use axum::Router;
 use axum::serve::ListenerExt;
 use std::future::pending;
-use std::io::Write;
 use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -52,10 +54,7 @@ fn main() -> ExitCode {
     let options = match options::parse(std::env::args().skip(1)) {
         Ok(Command::Help) => return finish(say(HELP.trim_end())),
         Ok(Command::Run(options)) => options,
-        Err(message) => {
-            complain(&format!("axum_l1: {message}\nTry --help."));
-            return ExitCode::from(2);
-        }
+        Err(message) => return misuse(&format!("{message}\nTry --help.")),
     };
     finish(run(&options))
 }
@@ -150,27 +149,3 @@ fn raise_file_limit() {
 
 #[cfg(not(unix))]
 fn raise_file_limit() {}
-
-fn say(text: &str) -> Result<(), Error> {
-    writeln!(std::io::stdout(), "{text}").map_err(|error| format!("cannot print to stdout: {error}").into())
-}
-
-/// Writes to stderr; nobody is left to tell when that fails.
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-fn finish(outcome: Result<(), Error>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("axum_l1: {error}"));
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                complain(&format!("  because: {error}"));
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
-    }
-}

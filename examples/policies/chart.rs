@@ -1,5 +1,6 @@
 //! The chart: the loads that the source has at one time, one panel per policy on the same axes.
 
+use crate::drawing::{Area, Drawn, GRID, GROUND, INK, MUTED, bold, text};
 use crate::latency::grouped;
 use crate::options::Options;
 use crate::policy::Policy;
@@ -7,11 +8,10 @@ use crate::report::{Findings, brief, millis};
 use crate::simulate::Run;
 use crate::source::{FASTEST, SHARES, TIME_OUT};
 use plotters::backend::SVGBackend;
-use plotters::coord::Shift;
-use plotters::drawing::{DrawingArea, DrawingAreaErrorKind, IntoDrawingArea};
-use plotters::element::{PathElement, Polygon, Rectangle, Text};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, FontStyle, IntoFont, RGBColor, ShapeStyle, WHITE};
+use plotters::drawing::IntoDrawingArea;
+use plotters::element::{PathElement, Polygon, Rectangle};
+use plotters::style::text_anchor::HPos;
+use plotters::style::{Color, RGBColor, ShapeStyle, WHITE};
 use std::time::Duration;
 
 const WIDTH: i32 = 1200;
@@ -27,14 +27,7 @@ const CAPTION: i32 = 34;
 const PANELS_BOTTOM: i32 = PANELS_TOP + 7 * (PANEL_HEIGHT + CAPTION) - CAPTION;
 const HEIGHT: i32 = PANELS_BOTTOM + 64;
 
-const INK: RGBColor = RGBColor(31, 35, 40);
-const MUTED: RGBColor = RGBColor(101, 109, 118);
-const GRID: RGBColor = RGBColor(225, 228, 232);
-const GROUND: RGBColor = RGBColor(249, 250, 251);
 const SILENCE: RGBColor = RGBColor(226, 229, 233);
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 fn color(policy: Policy) -> RGBColor {
     match policy {
@@ -96,28 +89,6 @@ fn round_up(number: u32) -> u32 {
     let power = 10_u32.pow(number.max(10).ilog10());
     let steps = [10, 15, 20, 30, 40, 50, 60, 80, 100];
     steps.into_iter().map(|step| step * (power / 10)).find(|step| number <= *step).unwrap_or(number)
-}
-
-fn text(area: &Area<'_>, at: (i32, i32), words: &str, size: u32, ink: RGBColor, anchor: HPos) -> Drawn {
-    styled(area, at, words, size, ink, anchor, FontStyle::Normal)
-}
-
-fn bold(area: &Area<'_>, at: (i32, i32), words: &str, size: u32, ink: RGBColor) -> Drawn {
-    styled(area, at, words, size, ink, HPos::Left, FontStyle::Bold)
-}
-
-fn styled(
-    area: &Area<'_>,
-    at: (i32, i32),
-    words: &str,
-    size: u32,
-    ink: RGBColor,
-    anchor: HPos,
-    weight: FontStyle,
-) -> Drawn {
-    let font = ("Helvetica, Arial, sans-serif", size).into_font().style(weight);
-    let style = font.color(&ink).pos(Pos::new(anchor, VPos::Center));
-    area.draw(&Text::new(words.to_owned(), at, style))
 }
 
 fn header(area: &Area<'_>, axes: &Axes, findings: &Findings, options: &Options) -> Drawn {

@@ -11,7 +11,13 @@
     reason = "the example is a user of the library, and has no model to run under"
 )]
 
+#[path = "../stampede/arguments.rs"]
+mod arguments;
 mod chart;
+#[path = "../stampede/console.rs"]
+mod console;
+#[path = "../stampede/drawing.rs"]
+mod drawing;
 #[path = "../stampede/latency.rs"]
 mod latency;
 mod options;
@@ -24,11 +30,12 @@ mod tests;
 mod traffic;
 mod world;
 
+use crate::arguments::check_writable;
+use crate::console::{complain, finish, misuse, say};
 use crate::options::{Command, HELP, Options};
 use crate::policy::Policy;
 use crate::report::Findings;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::Write;
 use std::process::ExitCode;
 use std::thread;
 
@@ -40,7 +47,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(options)) => options,
         Err(message) => return misuse(&format!("{message}\nTry --help.")),
     };
-    if let Err(message) = options::check_writable(&options.chart) {
+    if let Err(message) = check_writable(&options.chart) {
         return misuse(&message);
     }
     finish(run(&options))
@@ -73,33 +80,4 @@ fn simulate(options: &Options) -> Result<Findings, Error> {
     });
     bar.finish_and_clear();
     Ok(Findings { runs: runs? })
-}
-
-fn say(text: &str) -> Result<(), Error> {
-    writeln!(std::io::stdout(), "{text}").map_err(|error| format!("cannot print to stdout: {error}").into())
-}
-
-/// Writes to stderr; nobody is left to tell when that fails.
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-fn misuse(message: &str) -> ExitCode {
-    complain(&format!("policies: {message}"));
-    ExitCode::from(2)
-}
-
-fn finish(outcome: Result<(), Error>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("policies: {error}"));
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                complain(&format!("  because: {error}"));
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
-    }
 }

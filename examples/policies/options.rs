@@ -1,12 +1,10 @@
 //! The command line: what it accepts, what it means, and the message for what it does not accept.
 
+use crate::arguments::{number, split};
 use serde::Serialize;
-use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
+use std::ffi::OsString;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) const HELP: &str = "\
@@ -126,27 +124,6 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
     Ok(Command::Run(options))
 }
 
-/// Splits `--name=value`; a value that is not UTF-8 can only follow as an argument of its own.
-fn split(argument: &OsStr) -> (String, Option<OsString>) {
-    let text = argument.to_string_lossy();
-    match text.split_once('=') {
-        Some((name, value)) if argument.to_str().is_some() => (name.to_owned(), Some(value.into())),
-        _ => (text.into_owned(), None),
-    }
-}
-
-fn number<T>(name: &str, value: Option<OsString>, least: T, most: T) -> Result<T, String>
-where
-    T: FromStr + PartialOrd + std::fmt::Display,
-{
-    let Some(value) = value else { return Err(format!("{name} needs a number")) };
-    let text = value.to_string_lossy();
-    match text.parse() {
-        Ok(number) if (&least..=&most).contains(&&number) => Ok(number),
-        _ => Err(format!("{name} wants a whole number from {least} to {most}, not `{text}`")),
-    }
-}
-
 fn exponent(name: &str, value: Option<OsString>) -> Result<f64, String> {
     let Some(value) = value else { return Err(format!("{name} needs a number")) };
     let text = value.to_string_lossy();
@@ -156,22 +133,10 @@ fn exponent(name: &str, value: Option<OsString>) -> Result<f64, String> {
     }
 }
 
-/// Finds out before the run whether the chart can be written after it, and leaves no file behind.
-pub(crate) fn check_writable(path: &Path) -> Result<(), String> {
-    let created = OpenOptions::new().write(true).create_new(true).open(path);
-    let outcome = match created {
-        Ok(_) => std::fs::remove_file(path),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            OpenOptions::new().write(true).open(path).map(drop)
-        }
-        Err(error) => Err(error),
-    };
-    outcome.map_err(|error| format!("cannot write the chart to `{}`: {error}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::check_writable;
 
     fn parsed(line: &str) -> Result<Command, String> {
         parse(line.split_whitespace().map(OsString::from))

@@ -1,5 +1,6 @@
 //! The chart: latency over time, one strip per strategy on a shared log scale, and the queries below.
 
+use crate::drawing::{Area, Drawn, GRID, GROUND, INK, MUTED, bold, text};
 use crate::heartbeat::{Heartbeat, REQUESTS_PER_SECOND, Sample};
 use crate::latency::{grouped, human};
 use crate::options::Options;
@@ -7,11 +8,10 @@ use crate::report::Findings;
 use crate::source::{Query, lanes};
 use crate::strategy::{Kind, SOFT_TTL, TTL};
 use plotters::backend::SVGBackend;
-use plotters::coord::Shift;
-use plotters::drawing::{DrawingArea, DrawingAreaErrorKind, IntoDrawingArea};
-use plotters::element::{PathElement, Polygon, Rectangle, Text};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, FontStyle, IntoFont, RGBColor, ShapeStyle, WHITE};
+use plotters::drawing::IntoDrawingArea;
+use plotters::element::{PathElement, Polygon, Rectangle};
+use plotters::style::text_anchor::HPos;
+use plotters::style::{Color, RGBColor, ShapeStyle, WHITE};
 use std::time::{Duration, Instant};
 
 const WIDTH: i32 = 1200;
@@ -34,20 +34,12 @@ const BINS: u32 = 480;
 /// The lower end of the latency scale.
 const FLOOR: f64 = 1e-6;
 
-const INK: RGBColor = RGBColor(31, 35, 40);
-const MUTED: RGBColor = RGBColor(101, 109, 118);
-const GRID: RGBColor = RGBColor(225, 228, 232);
-const GROUND: RGBColor = RGBColor(249, 250, 251);
-
 const LEGEND: [(Kind, &str); 4] = [
     (Kind::Naive, "naive: cache-aside, RwLock<HashMap>"),
     (Kind::Mutex, "mutex: one lock, held while it queries"),
     (Kind::Dashmap, "dashmap: cache-aside, DashMap"),
     (Kind::Quell, "quell: one flight, old answer meanwhile"),
 ];
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 fn color(kind: Kind) -> RGBColor {
     match kind {
@@ -108,28 +100,6 @@ impl Axes {
         let count = (self.ceiling / FLOOR).log10().round() as i32;
         (0..=count).map(|power| FLOOR * 10_f64.powi(power))
     }
-}
-
-fn text(area: &Area<'_>, at: (i32, i32), words: &str, size: u32, ink: RGBColor, anchor: HPos) -> Drawn {
-    styled(area, at, words, size, ink, anchor, FontStyle::Normal)
-}
-
-fn bold(area: &Area<'_>, at: (i32, i32), words: &str, size: u32, ink: RGBColor) -> Drawn {
-    styled(area, at, words, size, ink, HPos::Left, FontStyle::Bold)
-}
-
-fn styled(
-    area: &Area<'_>,
-    at: (i32, i32),
-    words: &str,
-    size: u32,
-    ink: RGBColor,
-    anchor: HPos,
-    weight: FontStyle,
-) -> Drawn {
-    let font = ("Helvetica, Arial, sans-serif", size).into_font().style(weight);
-    let style = font.color(&ink).pos(Pos::new(anchor, VPos::Center));
-    area.draw(&Text::new(words.to_owned(), at, style))
 }
 
 fn header(area: &Area<'_>, findings: &Findings, options: &Options) -> Drawn {

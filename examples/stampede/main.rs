@@ -10,9 +10,12 @@
     reason = "the example is a user of the library: it reads the wall clock and has no model to run under"
 )]
 
+mod arguments;
 mod burst;
 mod chart;
+mod console;
 mod database;
+mod drawing;
 mod heartbeat;
 mod latency;
 mod options;
@@ -21,13 +24,14 @@ mod report;
 mod source;
 mod strategy;
 
+use crate::arguments::check_writable;
+use crate::console::{complain, finish, misuse, say};
 use crate::database::Database;
 use crate::latency::{grouped, human};
 use crate::options::{Command, HELP, Options};
 use crate::progress::Progress;
 use crate::report::Findings;
 use crate::strategy::Kind;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +50,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(options)) => options,
         Err(message) => return misuse(&format!("{message}\nTry --help.")),
     };
-    if let Err(message) = options::check_writable(&options.chart) {
+    if let Err(message) = check_writable(&options.chart) {
         return misuse(&message);
     }
     finish(run(&options))
@@ -96,33 +100,4 @@ fn measure(options: &Options) -> Result<Findings, Error> {
         heartbeats.push(heartbeat::run(kind, &database, options.heartbeat_threads, length, &progress)?);
     }
     Ok(Findings { alone, bursts, heartbeats })
-}
-
-fn say(text: &str) -> Result<(), Error> {
-    writeln!(std::io::stdout(), "{text}").map_err(|error| format!("cannot print to stdout: {error}").into())
-}
-
-/// Writes to stderr; nobody is left to tell when that fails.
-fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
-fn misuse(message: &str) -> ExitCode {
-    complain(&format!("stampede: {message}"));
-    ExitCode::from(2)
-}
-
-fn finish(outcome: Result<(), Error>) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("stampede: {error}"));
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                complain(&format!("  because: {error}"));
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -1,9 +1,8 @@
 //! The command line: what it accepts, what it means, and the message for what it does not accept.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use crate::arguments::{number, split};
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 pub(crate) const HELP: &str = "\
 One hot key in front of a real database, with and without single flight.
@@ -57,9 +56,9 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
             "--help" | "-h" | "--json" if attached.is_some() => return Err(format!("{name} takes no value")),
             "--help" | "-h" => return Ok(Command::Help),
             "--json" => options.json = true,
-            "--seconds" => options.seconds = number(&name, attached.or_else(|| arguments.next()), 3600)?,
+            "--seconds" => options.seconds = number(&name, attached.or_else(|| arguments.next()), 1, 3600)?,
             "--threads" => {
-                let threads = number(&name, attached.or_else(|| arguments.next()), 256)?;
+                let threads = number(&name, attached.or_else(|| arguments.next()), 1, 256)?;
                 options.burst_threads = threads as usize;
                 options.heartbeat_threads = threads as usize;
             }
@@ -73,40 +72,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
     Ok(Command::Run(options))
 }
 
-/// Splits `--name=value`; a value that is not UTF-8 can only follow as an argument of its own.
-fn split(argument: &OsStr) -> (String, Option<OsString>) {
-    let text = argument.to_string_lossy();
-    match text.split_once('=') {
-        Some((name, value)) if argument.to_str().is_some() => (name.to_owned(), Some(value.into())),
-        _ => (text.into_owned(), None),
-    }
-}
-
-fn number(name: &str, value: Option<OsString>, most: u64) -> Result<u64, String> {
-    let Some(value) = value else { return Err(format!("{name} needs a number")) };
-    let text = value.to_string_lossy();
-    match text.parse() {
-        Ok(number) if (1..=most).contains(&number) => Ok(number),
-        _ => Err(format!("{name} wants a whole number from 1 to {most}, not `{text}`")),
-    }
-}
-
-/// Finds out before the long run whether the chart can be written after it, and leaves no file behind.
-pub(crate) fn check_writable(path: &Path) -> Result<(), String> {
-    let created = OpenOptions::new().write(true).create_new(true).open(path);
-    let outcome = match created {
-        Ok(_) => std::fs::remove_file(path),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            OpenOptions::new().write(true).open(path).map(drop)
-        }
-        Err(error) => Err(error),
-    };
-    outcome.map_err(|error| format!("cannot write the chart to `{}`: {error}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::check_writable;
 
     fn parsed(line: &str) -> Result<Command, String> {
         parse(line.split_whitespace().map(OsString::from))
