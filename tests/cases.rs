@@ -28,6 +28,7 @@ use quell::{
 };
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread::{self, ScopedJoinHandle};
@@ -810,6 +811,31 @@ fn flights_split_by_error_type() {
     });
 }
 
+/// Two calls for many keys by `many`, loads of one and refreshes meet, while all loads stop at the gate.
+fn bulk_meets_single(
+    cache: &Sut<u32, u32>,
+    gate: &Gate,
+    many: impl Fn(Range<u32>) -> HashMap<u32, u32> + Sync,
+) {
+    let many = &many;
+    thread::scope(|s| {
+        let single = s.spawn(|| cache.get_or_load(&3).unwrap());
+        eventually(|| gate.arrived() == 1);
+        let one = s.spawn(move || many(0..6));
+        eventually(|| gate.arrived() == 2);
+        let two = s.spawn(move || many(4..10));
+        eventually(|| gate.arrived() == 3);
+        let other = s.spawn(|| cache.get_or_load(&8).unwrap());
+        assert!(cache.refresh(&0) && cache.refresh(&9));
+        // `one` has joined 3, `two` 4 and 5.
+        until_waiting(cache, 4);
+        gate.open();
+        assert_eq!((single.join().unwrap(), other.join().unwrap()), (3, 8));
+        assert_eq!(one.join().unwrap(), (0..6).map(|n| (n, n)).collect());
+        assert_eq!(two.join().unwrap(), (4..10).map(|n| (n, n)).collect());
+    });
+}
+
 #[test]
 fn bulk_and_single_do_not_share() {
     // A load of many keys and loads of one did not join each other (caffeine#1409, #322).
@@ -822,7 +848,7 @@ fn bulk_and_single_do_not_share() {
             Ok::<_, Error>(*key)
         };
         let cache = builder.loader(load).build();
-        let many = |keys: std::ops::Range<u32>| {
+        let many = |keys: Range<u32>| {
             let load = |keys: &[u32]| {
                 keys.iter().for_each(|_| _ = loads.add());
                 gate.pass();
@@ -830,23 +856,7 @@ fn bulk_and_single_do_not_share() {
             };
             cache.load_many(keys, load).unwrap()
         };
-        thread::scope(|s| {
-            let (cache, many) = (&cache, &many);
-            let single = s.spawn(|| cache.get_or_load(&3).unwrap());
-            eventually(|| gate.arrived() == 1);
-            let one = s.spawn(move || many(0..6));
-            eventually(|| gate.arrived() == 2);
-            let two = s.spawn(move || many(4..10));
-            eventually(|| gate.arrived() == 3);
-            let other = s.spawn(|| cache.get_or_load(&8).unwrap());
-            assert!(cache.refresh(&0) && cache.refresh(&9));
-            // `one` has joined 3, `two` 4 and 5.
-            until_waiting(cache, 4);
-            gate.open();
-            assert_eq!((single.join().unwrap(), other.join().unwrap()), (3, 8));
-            assert_eq!(one.join().unwrap(), (0..6).map(|n| (n, n)).collect());
-            assert_eq!(two.join().unwrap(), (4..10).map(|n| (n, n)).collect());
-        });
+        bulk_meets_single(&cache, &gate, many);
         assert_eq!((loads.get(), cache.len(), cache.stats().loads), (10, 10, 10));
     });
     // By the attached loader.
@@ -859,22 +869,7 @@ fn bulk_and_single_do_not_share() {
             Ok::<_, Error>(keys.iter().map(|key| (*key, *key)).collect::<Vec<_>>())
         };
         let cache = builder.batch_loader(load).build();
-        thread::scope(|s| {
-            let cache = &cache;
-            let single = s.spawn(|| cache.get_or_load(&3).unwrap());
-            eventually(|| gate.arrived() == 1);
-            let one = s.spawn(|| cache.get_many(0..6).unwrap());
-            eventually(|| gate.arrived() == 2);
-            let two = s.spawn(|| cache.get_many(4..10).unwrap());
-            eventually(|| gate.arrived() == 3);
-            let other = s.spawn(|| cache.get_or_load(&8).unwrap());
-            assert!(cache.refresh(&0) && cache.refresh(&9));
-            until_waiting(cache, 4);
-            gate.open();
-            assert_eq!((single.join().unwrap(), other.join().unwrap()), (3, 8));
-            assert_eq!(one.join().unwrap(), (0..6).map(|n| (n, n)).collect());
-            assert_eq!(two.join().unwrap(), (4..10).map(|n| (n, n)).collect());
-        });
+        bulk_meets_single(&cache, &gate, |keys| cache.get_many(keys).unwrap());
         assert_eq!((loads.get(), gate.arrived(), cache.len(), cache.stats().loads), (10, 3, 10, 10));
     });
 }

@@ -9,8 +9,8 @@
 //!                     caller probes             └──┘ a probe is abandoned: the next one may go
 //! ```
 //! All of it is one word, which moves by a CAS from exactly what was seen: so one caller of all keys probes, and what was judged
-//! of an earlier time changes nothing. While a probe runs, the word is open until its lease ends: one that hangs is not the last. One
-//! that waits to begin has as long for that, and then goes by the end of the lease that begins.
+//! of an earlier time changes nothing. While a probe runs, the word is open until its lease ends: one that hangs is not the
+//! last. One that waits to begin has as long for that, and then goes by the end of the lease that begins.
 //!
 //! The rate is that of a sliding window, approximated by two fixed ones next to each other, of which the earlier counts for the
 //! part by which the sliding one still covers it.

@@ -98,7 +98,8 @@ impl<K, V, S> Core<K, V, S> {
 
     /// Rings where an alarm is due, begins the loads that have waited for others, and tells when the next one will be.
     fn ring_alarms(self: &Arc<Self>) -> Moment {
-        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever sets an alarm, or has a load wait for others, after this look finds a thread to wake.
+        // SeqCst: pairs with the fence of `hurry_upkeep`: whoever sets an alarm, or has a load wait for others, after this look
+        // finds a thread to wake.
         fence(Ordering::SeqCst);
         // Relaxed: see above.
         let now = Time::Coarse.now();
